@@ -305,3 +305,12 @@ class DraftRig:
         if self in _OPEN:
             _OPEN.remove(self)
         self.drafter.close()
+
+
+def make_prompt(made: DraftRig, length: int, seed: int) -> list[tuple[int, list[int], Tensor]]:
+    """Return the prefill passes of a prompt: the first position, tokens and hidden states of each. All have the largest
+    size, except the last one."""
+    generator, most = torch.Generator().manual_seed(seed), made.config.prefill_rows[-1]
+    tokens = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+    aux = torch.randn(length, made.head.aux_size, generator=generator).to(made.platform.device, made.head.dtype)
+    return [(first, tokens[first : first + most], aux[first : first + most]) for first in range(0, length, most)]

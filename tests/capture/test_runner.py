@@ -231,6 +231,7 @@ class Budgeted(CpuPlatform):
         return replace(super().capabilities, max_live_graphs=self.limit)
 
 
+@pytest.mark.hazard("exec-budget")
 def test_more_graphs_than_the_platform_holds_are_refused_early(model):
     runner = GraphRunner(Budgeted(), lambda: model.named)
     for size in (8, 4):

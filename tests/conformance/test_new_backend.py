@@ -93,7 +93,7 @@ def test_the_guides_backend_drafts(author: Path) -> None:
     done = conformance(author, "--quick", *groups)
     assert done.returncode == 0, done.stdout
     # Both compute indices out of buffers that the capture writes.
-    indexed = "drafting.results-belong-to-the-caller[tree-auto]", "drafting.k-follows-the-batch[paged-mtp-modules]"
+    indexed = "drafting.trees-equal-eager[eagle-auto]", "drafting.k-follows-the-batch[paged-mtp-modules]"
     done = conformance(author, *(word for case in indexed for word in ("--case", case)))
     assert done.returncode == 0, done.stdout
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from specgraph_run.decoder.metrics import AcceptanceMetrics
 
 
+@pytest.mark.hazard("metrics-without-drafts")
+@pytest.mark.hazard("metrics-count-the-bonus")
 @given(
     st.integers(1, 7).flatmap(lambda k: st.tuples(st.just(k), st.lists(st.integers(0, k), max_size=30))),
     st.integers(1, 9),

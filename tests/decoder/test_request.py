@@ -10,6 +10,7 @@ from specgraph_run.decoder import Request
 from specgraph.errors import ConfigError
 
 
+@pytest.mark.hazard("wrong-request-taken")
 @pytest.mark.parametrize(
     ("change", "says"),
     [

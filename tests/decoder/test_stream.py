@@ -225,6 +225,7 @@ def request(shape):
     return Request(prompt_token_ids=prompt(shape[0], seed=shape[0]), max_tokens=shape[1])
 
 
+@pytest.mark.hazard("cancel-ends-another")
 def test_a_cancelled_request_gives_its_blocks_to_one_that_waits(make_decoder, shadow):
     decoder = make_decoder(shadow, num_blocks=12)
     first, second = decoder.add(request((20, 9))), decoder.add(request((20, 9)))

@@ -186,6 +186,7 @@ def test_sampling_buffers_made_by_hand(change, message):
         SamplingBuffers(**own | change)
 
 
+@pytest.mark.hazard("lowering-refused-wrongly")
 def test_passes_that_the_platform_can_t_run():
     capabilities = replace(CAPABILITIES, task_update=no("no such call here"))
     with pytest.raises(UnsupportedError, match=r"decode 'merged' is not possible here.*no such call here"):

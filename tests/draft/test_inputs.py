@@ -88,6 +88,7 @@ def test_binding_comes_before_the_capture_and_belongs_to_one_drafter():
         other.inputs(1, bound=bound)
 
 
+@pytest.mark.hazard("bound-tensors-of-other-rounds")
 @pytest.mark.parametrize("name", ["sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table"])
 def test_bound_tensors_with_other_memory_are_refused(name):
     """Also without check_inputs."""

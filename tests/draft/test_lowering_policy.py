@@ -57,6 +57,7 @@ def test_prompts_run_as_the_lowering_does_without_updates_of_their_attention(dec
         assert (resolution.lowering, resolution.prefill) == (decode, named)
 
 
+@pytest.mark.hazard("lowering-refused-wrongly")
 @pytest.mark.parametrize(
     ("collectives", "strongest", "prefill"),
     [("none", "merged", "full"), ("in_attention", "piecewise", "piecewise"), ("anywhere", "eager", "eager")],

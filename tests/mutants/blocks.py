@@ -31,13 +31,14 @@ def after_a_neighbour(real: Any, self: Any, hidden: Tensor) -> Any:
 @mutant("confidence-of-a-neighbour", "specgraph_models.dspark:DSparkHead.confidence")
 def confidence_of_the_next_request(real: Any, self: Any, hidden: Tensor, token_ids: Tensor) -> Tensor:
     """A request has the confidence of the request before it in the batch."""
-    return real(self, hidden, token_ids).roll(1, 0)
+    right = real(self, hidden, token_ids)
+    return torch.cat((right[-1:], right[:-1]))
 
 
 @mutant("confidence-of-a-neighbour-row", "specgraph_models.dspark:DSparkHead.confidence")
 def confidence_of_the_token(real: Any, self: Any, hidden: Tensor, token_ids: Tensor) -> Tensor:
     """The confidence of a draft token is computed with the row's own token in place of the one before it."""
-    return real(self, hidden, token_ids.roll(-1, 1))
+    return real(self, hidden, torch.cat((token_ids[:, 1:], token_ids[:, :1]), dim=1))
 
 
 @mutant("ragged-rows", "specgraph_run.decoder.ops:begin_ragged_rows")

@@ -1,4 +1,4 @@
-"""Each bug of the field, put back on purpose, is failed by the suite, by a case that names it."""
+"""Each bug of the field, put back on purpose, is failed by a case of the suite or by a test that names it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def judge() -> Iterator[Callable[[str], Verdict]]:
 def test_mutant_is_killed_by_name(name: str, judge: Callable[[str], Verdict]) -> None:
     verdict = judge(name)
     print(verdict)
-    assert verdict.num_cases > 0, "no case names this hazard, or the suite could not start"
-    assert verdict.killed_by, f"{verdict.num_cases} cases passed although: {MUTANTS[name].bug}"
+    assert verdict.num_cases > 0, "nothing names this hazard, or what does could not start"
+    assert verdict.killed_by, f"{verdict.num_cases} cases and tests passed although: {MUTANTS[name].bug}"
     assert not verdict.reason.startswith(BROKEN_MUTANT), f"the mutant itself is broken: {verdict.reason}"
 
 

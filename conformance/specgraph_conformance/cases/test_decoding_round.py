@@ -17,31 +17,6 @@ from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, gen
 
 
 @case(
-    "decoding.round-rows-change-hands",
-    "A request that takes the row of a cancelled one, while the row's last round is still unread, gets its own tokens.",
-    hazard="round-row-reused",
-    cause="tokens go to whoever has the row when they are read, and not to whoever had it at the launch",
-)
-def test_rows(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=6, tokens=12)
-    with decoder(platform) as made:
-        alone = [generate(made, [request])[0] for request in asked]
-        for steps in (1, 2, 3):
-            ids = {made.add(request): i for i, request in enumerate(asked[:3])}
-            tokens: dict[int, list[int]] = {}
-            for _ in range(steps):
-                _take(made, tokens)
-            victim = next(iter(ids))
-            assert made.cancel(victim)
-            ids |= {made.add(request): i for i, request in enumerate(asked[3:], start=3)}
-            while made.num_unfinished:
-                _take(made, tokens)
-            for request_id, i in ids.items():
-                if request_id != victim:
-                    assert tokens[request_id] == alone[i], f"request {i} got other tokens than alone"
-
-
-@case(
     "decoding.k-changes-every-round",
     "Greedy output is the target's own where every propose drafts another K than the one before, also while rounds of "
     "other K are unread; acceptance is followed by each round's own K.",

@@ -1,4 +1,4 @@
-"""The tiny target and the EAGLE head in float64. Of `specgraph_models` only their weights are used, not its code.
+"""A float64 target and EAGLE head in plain formulas: nothing of the code of models is in it.
 
 The other oracles run a head's own code in float64, so they find errors of a device, a graph or a buffer. These oracles
 find errors of that code and of its inputs: rotary angles, norms, and the row and token of a prompt. Every pass computes
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from specgraph.ops import Mask
+from specgraph_conformance.decode_rig import MODEL_SEED
+from specgraph_conformance.oracles import attention
+from specgraph_conformance.tiny_models import CONFIG, HIDDEN, make_head, make_target
+from specgraph_models.llama import LlamaTarget
 from torch import Tensor
 
-from specgraph_conformance.oracles import attention
-from specgraph_conformance.tiny_models import CONFIG
+from specgraph.ops import Mask
 
 THETA = 10000.0
 """The rotary base of the tiny models."""
@@ -94,3 +96,15 @@ def short_of_best(target: Any, head: Any, prompt: Sequence[int], drafted: Sequen
         hidden, following = torch.cat([hidden, out.hidden[-1:]]), [*following, token]
         out = run_eagle(head, hidden, following)
     return short
+
+
+def float64_pair() -> tuple[LlamaTarget, Any]:
+    """Return the decoders' target and EAGLE head, in float64 on the host."""
+    host = torch.device("cpu")
+    target = make_target(MODEL_SEED, host, compute=torch.float64)
+    return target, make_head("eagle", MODEL_SEED, host, compute=torch.float64)
+
+
+def reads_hidden_states(head: Any) -> None:
+    """Change an EAGLE head in place, so that its drafts depend on hidden states as much as on tokens."""
+    head.fc.matrix[:, HIDDEN:] *= 3

@@ -1,4 +1,4 @@
-"""The first propose after a prompt, against the suite's own float64 target and EAGLE head."""
+"""The first propose after a prompt, against a float64 target and EAGLE head of the tests' own."""
 
 from __future__ import annotations
 
@@ -7,30 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph.attention import KVCache
-from specgraph.device import Platform
-from specgraph_models.llama import LlamaTarget
+from hazards.dense_models import float64_pair, prompt_rows, reads_hidden_states, run_target, short_of_best
+from specgraph_conformance.decode_rig import decoder
+from specgraph_conformance.rig import on_host
+from specgraph_conformance.tiny_models import VOCAB
 from specgraph_run.decoder import Request, SpeculativeDecoder
 from torch import Tensor
 
-from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import MODEL_SEED, decoder
-from specgraph_conformance.dense_models import prompt_rows, run_target, short_of_best
-from specgraph_conformance.rig import on_host
-from specgraph_conformance.tiny_models import HIDDEN, VOCAB, make_head, make_target
+from specgraph.attention import KVCache
+from specgraph.device import Platform
 
+K, REQUESTS = 4, 11
 CHUNKS: dict[str, dict[str, Any]] = {
     "one-chunk": {"prefill_sizes": (64,)},
     "several-chunks": {"prefill_sizes": (7,)},
 }
-K, REQUESTS = 4, 11
-
-
-def float64_pair() -> tuple[LlamaTarget, Any]:
-    """Return the decoders' target and EAGLE head, in float64 on the host."""
-    host = torch.device("cpu")
-    target = make_target(MODEL_SEED, host, compute=torch.float64)
-    return target, make_head("eagle", MODEL_SEED, host, compute=torch.float64)
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:
@@ -40,15 +31,10 @@ def prompts(seed: int, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
-@case(
-    "decoding.first-drafts-are-float64s",
-    "The first drafts after a prompt, prefilled in one or several chunks, are those of a float64 drafter (greedy "
-    "output is the same with bad drafts and does not show them).",
-    hazard="bad-first-drafts",
-    cause="the propose after a prompt takes another row's hidden state or token, or prompt chunks are shifted",
-    timeout=120,
-)
-def test_first_drafts(platform: Platform, chunks: str, seed: int) -> None:
+@pytest.mark.hazard("bad-first-drafts")
+def test_first_drafts_are_float64s(platform: Platform, chunks: str, seed: int) -> None:
+    """The first drafts after a prompt, prefilled in one or several chunks, are those of a float64 drafter (greedy
+    output is the same with bad drafts and does not show them)."""
     target, head = float64_pair()
     reads_hidden_states(head)
     asked = prompts(seed, REQUESTS)
@@ -66,14 +52,10 @@ def test_first_drafts(platform: Platform, chunks: str, seed: int) -> None:
         )
 
 
-@case(
-    "decoding.first-tokens-are-one-noise",
-    "The first token after a prompt is drawn by the noise of its own position, in however many chunks the prompt was "
-    "prefilled.",
-    hazard="noise-of-the-chunk",
-    cause="the position of the first token is counted within the prompt's last chunk",
-)
-def test_first_noise(platform: Platform, seed: int) -> None:
+@pytest.mark.hazard("noise-of-the-chunk")
+def test_first_tokens_are_one_noise(platform: Platform, seed: int) -> None:
+    """The first token after a prompt is drawn by the noise of its own position, in however many chunks the prompt was
+    prefilled."""
     drawn: list[list[int]] = []
     for chunks in CHUNKS.values():
         with decoder(platform, k=K, sampled=True, **chunks) as made:
@@ -86,21 +68,11 @@ def test_first_noise(platform: Platform, seed: int) -> None:
     assert drawn[0] == drawn[1], f"first tokens {drawn[1]} in several chunks, {drawn[0]} in one"
 
 
-def reads_hidden_states(head: Any) -> None:
-    """Change an EAGLE head in place, so that its drafts depend on hidden states as much as on tokens."""
-    head.fc.matrix[:, HIDDEN:] *= 3
-
-
 @pytest.mark.parametrize("chunks", CHUNKS)
-@case(
-    "decoding.prompt-keys-are-float64s",
-    "After a prompt, prefilled in one or in several chunks, the caches of target and drafter hold the keys that a "
-    "float64 model has, rotated by exact angles.",
-    hazard="prompt-keys",
-    cause="a rotary table in half precision, prompt positions that are shifted, or rows of the wrong hidden states",
-    timeout=120,
-)
-def test_prompt_keys(platform: Platform, chunks: str, seed: int) -> None:
+@pytest.mark.hazard("prompt-keys")
+def test_prompt_keys_are_float64s(platform: Platform, chunks: str, seed: int) -> None:
+    """After a prompt, prefilled in one or in several chunks, the caches of target and drafter hold the keys that a
+    float64 model has, rotated by exact angles."""
     target, head = float64_pair()
     (prompt,) = [prompt for prompt in prompts(seed, 20) if len(prompt) == max(map(len, prompts(seed, 20)))][:1]
     with decoder(platform, k=K, rounds_ahead=0, **CHUNKS[chunks]) as made:

@@ -1,4 +1,4 @@
-"""Drafters with one module per draft step: every module has the keys of the text, however many drafts were accepted."""
+"""Drafters with one module per draft step: all modules have the keys of the text, however many drafts were accepted."""
 
 from __future__ import annotations
 
@@ -6,48 +6,45 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from specgraph.device import Platform
-from specgraph_models.mtp import MtpHead
-
-from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import TOLERANCE, float64_head, rig
 from specgraph_conformance.draft_oracles import dense_prompt
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_config
 from specgraph_conformance.oracles import DenseKeys, gather_request
 from specgraph_conformance.rig import expect_close, on_host
 from specgraph_conformance.tiny_models import VOCAB
+from specgraph_models.mtp import MtpHead
+
+from specgraph.device import Platform
 
 K = 3
+
+
 ACCEPTED = ((1, 1), (4, 2), (1, 0), (2, 4), (3, 1))
 """Accepted drafts + 1 of two requests, batch by batch. The first batch follows the prompts."""
+
+
 OTHER_K = (1, K, 1, K, K)
 """The K of each batch, in the case with a changing K."""
+
+
 ACCEPTED_OF_OTHER_K = ((1, 1), (2, 1), (4, 2), (1, 2), (4, 1))
 
 
-@pytest.mark.parametrize("mixed", ["alone", "exchanged"])
-@case(
-    "drafting.rounds-leave-the-keys-of-the-text",
-    "After each round every module's keys are those of a dense float64 pass over the text, where its tokens are known: "
-    "those that were written with draft tokens have been written again.",
-    hazard="module-past-rows",
-    cause="past rows: kept of rejected rows or of the batch's row instead of the block, or not computed again",
-)
-def test_rounds(platform: Platform, attention: str, mixed: str, seed: int) -> None:
+@pytest.mark.parametrize(("attention", "mixed"), [("paged", "exchanged"), ("paged-host", "alone")])
+@pytest.mark.hazard("module-past-rows")
+def test_rounds_leave_the_keys_of_the_text(platform: Platform, attention: str, mixed: str, seed: int) -> None:
+    """After each round every module's keys are those of a dense float64 pass over the text, where its tokens are known:
+    those that were written with draft tokens have been written again."""
     made = rig(platform, make_config(decode="auto", k=K), attention, "mtp-modules")
     _follow_text(platform, made, mixed, ACCEPTED, (None,) * len(ACCEPTED), seed)
 
 
-@case(
-    "drafting.rounds-of-other-k-leave-the-keys-of-the-text",
-    "Where K changes from round to round, every module's keys are those of the text after each round, also of modules "
-    "past the K at hand: later rounds draft with them.",
-    hazard="module-past-rows",
-    cause="a propose of fewer tokens runs fewer modules, whose keys then lack the rows of that round",
-)
-def test_other_k(platform: Platform, attention: str, seed: int) -> None:
+@pytest.mark.hazard("module-past-rows")
+def test_rounds_of_other_k_leave_the_keys_of_the_text(platform: Platform, seed: int) -> None:
+    """Every module's keys are those of the text after each round also as K changes from round to round, and of modules
+    past the K at hand: later rounds draft with them."""
     config = make_config(decode="auto", k=K, k_candidates=(1, K))
-    made = rig(platform, config, attention, "mtp-modules")
+    made = rig(platform, config, "paged", "mtp-modules")
     _follow_text(platform, made, "alone", ACCEPTED_OF_OTHER_K, OTHER_K, seed)
 
 

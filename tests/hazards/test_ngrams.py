@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph.device import LOWERINGS, Platform
-
-from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import rig
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_config
 from specgraph_conformance.op_rows.ngram import drafts_by_ngram
 from specgraph_conformance.rig import on_host
+
+from specgraph.device import LOWERINGS, Platform
 
 VOCAB = 4
 """The vocabulary: so small that most texts have a match."""
@@ -70,15 +69,10 @@ class Texts:
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@case(
-    "drafting.ngrams-of-the-text",
-    "Over rounds that accept any number of drafts, with requests that leave and others that take their row and blocks, "
-    "n-gram drafts are those of Python's search in each request's own text.",
-    hazard="ngram-history",
-    cause="a rejected draft token that stays in the text, a sampled one that never enters it, or tokens of the request "
-    "that had the blocks before",
-)
-def test_texts(platform: Platform, lowering: str, seed: int) -> None:
+@pytest.mark.hazard("ngram-history")
+def test_ngrams_of_the_text(platform: Platform, lowering: str, seed: int) -> None:
+    """Over rounds that accept any number of drafts, with requests that leave and others that take their row and blocks,
+    n-gram drafts are those of Python's search in each request's own text."""
     made = rig(platform, make_config(decode=lowering, k=3), "paged", "ngram")
     texts = Texts(made, seed)
     requests, longest = made.config.max_num_requests, made.config.max_model_len
