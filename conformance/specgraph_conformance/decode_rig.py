@@ -11,7 +11,7 @@ import torch
 from specgraph.config import DraftConfig
 from specgraph.device import Platform
 from specgraph.errors import UnsupportedError
-from specgraph_models import DraftVocabulary, cut_vocabulary
+from specgraph_models.llama import LlamaTarget
 from specgraph_run.decoder import AcceptanceMetrics, DecoderOptions, Generation, Request, SpeculativeDecoder
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from specgraph_conformance.draft_rig import fit_attention, small_limits
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import attention_backend
 from specgraph_conformance.state_oracles import DenseStates
-from specgraph_conformance.tiny_models import CONFIG, VOCAB, make_head, make_recurrent_target, make_target
+from specgraph_conformance.tiny_models import VOCAB, make_head, make_target
 
 MODEL_SEED = 3
 MANY: dict[str, Any] = {"max_num_requests": 9, "capture_sizes": (9,)}
@@ -42,7 +42,6 @@ def decoder(
     kind: str | None = "eagle",
     attention: str = "paged",
     recurrent: bool = False,
-    vocabulary: Tensor | None = None,
     **options: Any,
 ) -> Generator[SpeculativeDecoder]:
     """Make a decoder over the tiny target and drafter. If `kind` is None, the target decodes alone in the verify's
@@ -57,10 +56,8 @@ def decoder(
     shape = fit_attention(platform, attention, config.block_size)
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}
-    target = (make_recurrent_target if recurrent else make_target)(MODEL_SEED, platform.device, **model)
+    target = make_target(MODEL_SEED, platform.device, recurrent=recurrent, **model)
     head: Any = None if kind is None else make_head(kind, MODEL_SEED, platform.device, **model)
-    if vocabulary is not None:
-        cut_vocabulary(head, DraftVocabulary("the list", vocabulary))
     try:
         made = SpeculativeDecoder(
             target,
@@ -107,19 +104,12 @@ def generate(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[list[in
     return [result.token_ids for result in made.generate(asked)]
 
 
-def target_logits(
-    prompt: Sequence[int],
-    following: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    head_dim: int = CONFIG.head_dim,
-    recurrent: bool = False,
-) -> Tensor:
-    """Return the target's float64 logits after the prompt and after each token of `following`, [1 + n, vocab].
+def target_logits(target: LlamaTarget, prompt: Sequence[int], following: Sequence[int]) -> Tensor:
+    """Return a target's logits after the prompt and after each token of `following`, [1 + n, vocab].
 
-    The weights come from the tiny target with this `dtype` and `head_dim`.
+    Args:
+        target: float64, on the host.
     """
-    make = make_recurrent_target if recurrent else make_target
-    target = make(MODEL_SEED, torch.device("cpu"), dtype, torch.float64, head_dim)
     dense = DenseKeys.empty(target.attention_layers)
     ids = [*prompt, *following]
     dense.at(range(len(ids)))
@@ -129,32 +119,42 @@ def target_logits(
 
 def logits_of(made: SpeculativeDecoder, request: Request, tokens: Sequence[int]) -> Tensor:
     """Return the float64 logits of the decoder's target for each output token of a request."""
-    target = made.target.model
-    dim, recurrent = target.attention_layers[0].head_dim, bool(target.recurrent_layers)
-    return target_logits(request.prompt_token_ids, tokens[:-1], target.dtype, dim, recurrent)
+    own = made.target.model
+    dim, recurrent = own.attention_layers[0].head_dim, bool(own.recurrent_layers)
+    target = make_target(MODEL_SEED, torch.device("cpu"), own.dtype, torch.float64, dim, recurrent=recurrent)
+    return target_logits(target, request.prompt_token_ids, tokens[:-1])
+
+
+def token_error(logits: Tensor, tokens: Sequence[int], dtype: torch.dtype) -> str:
+    """Return a sentence if a token is not the most likely one, up to the rounding of `dtype`. Otherwise return ""."""
+    short = logits.max(-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    at = int(short.argmax())
+    return "" if short[at] < TOLERANCE[dtype] else f"token {at} falls {float(short[at]):.3f} short of the best"
+
+
+def logprob_error(logits: Tensor, result: Generation, dtype: torch.dtype) -> str:
+    """Return a sentence if a log-probability of a token is not that of the logits. Otherwise return ""."""
+    tokens = torch.tensor(result.token_ids)
+    if len(result.logprobs) != len(tokens):
+        return f"{len(result.logprobs)} log-probabilities for {len(tokens)} tokens"
+    exact = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    off = (torch.tensor(result.logprobs, dtype=torch.float64) - exact).abs()
+    at = int(off.argmax())
+    return "" if off[at] < TOLERANCE[dtype] else f"log-probability {at} is off by {float(off[at]):.3g}"
 
 
 def expect_targets_tokens(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]) -> None:
-    """Check each token against a dense float64 target: it must be the most likely one after the tokens before it.
-
-    A token within the rounding of the decoder's dtype counts as most likely too.
-    """
+    """Check each token against a dense float64 target: it must be the most likely one after the tokens before it."""
     for request, tokens in zip(asked, results, strict=True):
-        logits = logits_of(made, request, tokens)
-        short = logits.max(-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        at = int(short.argmax())
-        assert short[at] < TOLERANCE[made.target.model.dtype], f"token {at} falls {short[at]:.3f} short of the best"
+        error = token_error(logits_of(made, request, tokens), tokens, made.target.model.dtype)
+        assert not error, error
 
 
 def expect_targets_logprobs(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Generation]) -> None:
     """Check each token's log-probability against a dense float64 target's after the tokens before it."""
     for request, result in zip(asked, results, strict=True):
-        tokens = result.token_ids
-        assert len(result.logprobs) == len(tokens), f"{len(result.logprobs)} values for {len(tokens)} tokens"
-        exact = logits_of(made, request, tokens).log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        off = (torch.tensor(result.logprobs, dtype=torch.float64) - exact).abs()
-        at = int(off.argmax())
-        assert off[at] < TOLERANCE[made.target.model.dtype], f"log-probability {at} is off by {off[at]:.3g}"
+        error = logprob_error(logits_of(made, request, result.token_ids), result, made.target.model.dtype)
+        assert not error, error
 
 
 def expect_lossless(

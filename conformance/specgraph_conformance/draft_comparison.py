@@ -163,28 +163,14 @@ def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Seque
     For a head with several modules the oracle begins with the rows that the drafter kept from earlier passes.
     """
     tolerance = TOLERANCE[made.head.dtype]
-    aux_hidden = batch.aux_hidden.to(made.head.dtype)
-    before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
-    past = [made.past_rows(blocks, start) for blocks, start in zip(batch.blocks, batch.start_positions, strict=True)]
+    before = made.contexts(batch)
     proposed = made.propose(batch)
     drafts = on_host(proposed.token_ids)
     after = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
-    q, offset = batch.sampled_token_ids.shape[1], made.drafter.position_offset
     for r in range(batch.num_requests) if rows is None else rows:
-        start, count, blocks = batch.start_positions[r], batch.num_sampled[r], batch.blocks[r]
-        room = max(made.config.max_model_len - start - count + 1, 1)  # draft steps with positions below max_model_len
-        past_tokens, past_hidden = past[r]
-        start -= len(past_tokens)
-        draft = dense_draft(
-            reference,
-            torch.cat([past_tokens, batch.sampled_token_ids[r, :count]]),
-            torch.cat([past_hidden, aux_hidden[r * q : r * q + count]]),
-            start,
-            [gather_request(key, blocks, start + offset) for key, _ in before],
-            [gather_request(value, blocks, start + offset) for _, value in before],
-            drafts[r, :room].tolist(),
-            offset,
-        )
+        end, blocks = batch.start_positions[r] + batch.num_sampled[r], batch.blocks[r]
+        room = max(made.config.max_model_len - end + 1, 1)  # draft steps with positions below max_model_len
+        draft = dense_draft(reference, before[r], drafts[r, :room].tolist())
         short = [f"{value:.3f}" for value in draft.short]
         assert (draft.short < tolerance).all(), f"request {r}: logits of drafts {drafts[r].tolist()} fall {short} short"
         for layer, (key, value) in enumerate(after):

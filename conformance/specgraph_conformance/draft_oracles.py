@@ -24,6 +24,21 @@ from specgraph_conformance.tiny_models import Head
 
 
 @dataclass(frozen=True, slots=True)
+class Context:
+    """One request before a propose: the rows of the propose, and the keys and values before them."""
+
+    token_ids: Tensor
+    """int64 [n]: the accepted tokens and the target's own, one per row."""
+    aux_hidden: Tensor
+    """[n, aux_size]: the target's hidden states of these rows."""
+    start: int
+    """The position of the first row, with the drafter's `position_offset`."""
+    keys: Sequence[Tensor]
+    """For each layer, the keys of the positions before the first row, [start, kv_heads, dim]."""
+    values: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class DenseDraft:
     """The oracle's results for one request."""
 
@@ -34,31 +49,14 @@ class DenseDraft:
     values: list[Tensor]
 
 
-def dense_draft(
-    head: Head,
-    token_ids: Tensor,
-    aux_hidden: Tensor,
-    start: int,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    drafted: Sequence[int],
-    position_offset: int = 0,
-) -> DenseDraft:
+def dense_draft(head: Head, context: Context, drafted: Sequence[int]) -> DenseDraft:
     """Draft for one request, by the head's protocol.
 
     Args:
         head: the head in float64, on the host.
-        token_ids: int64 [n], the accepted tokens and the target's own, one per row.
-        aux_hidden: [n, aux_size], the target's hidden states of these rows.
-        start: the target's position of the first row.
-        keys: for each layer, the keys of the positions before the first row.
-        values: the values of these positions.
         drafted: the device's drafts. Each later draft is computed after these tokens.
-        position_offset: see `Drafter.position_offset`.
     """
-    dense = _dense(head, keys, values)
-    aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K = 0 the first pass still runs, for its KV
-    logits = _oracle_of(head).drafts(head, dense, token_ids, aux_hidden, start + position_offset, steps)
+    logits, dense = dense_logits(head, context, list(drafted) or [0])  # with K = 0 the first pass runs, for its KV
     ids = torch.arange(logits.shape[1])
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target
@@ -69,37 +67,18 @@ def dense_draft(
     return DenseDraft(short, dense.keys, dense.values)
 
 
-def one_pass_logits(
-    head: Head,
-    token_ids: Tensor,
-    aux_hidden: Tensor,
-    start: int,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    num_drafts: int,
-) -> Tensor:
-    """Return the logits of a drafter that drafts all positions in one pass, float64 [num_drafts, draft_vocab].
-
-    The arguments are those of `dense_draft`.
-    """
-    dense = _dense(head, keys, values)
-    return _oracle_of(head).drafts(head, dense, token_ids, aux_hidden.double(), start, [0] * num_drafts)
+def dense_logits(head: Head, context: Context, drafted: Sequence[int]) -> tuple[Tensor, DenseKeys]:
+    """Return the logits of each draft, float64 [K, draft_vocab], and the keys and values after the propose."""
+    dense, aux_hidden = dense_keys(head, context), context.aux_hidden.double()
+    return oracle_of(head).drafts(head, dense, context.token_ids, aux_hidden, context.start, drafted), dense
 
 
-def block_rows(
-    head: ParallelHead,
-    token_ids: Tensor,
-    aux_hidden: Tensor,
-    start: int,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    num_drafts: int,
-) -> Tensor:
-    """Return the rows of a block that predict a token, float64 [num_drafts, hidden_size].
-
-    The arguments are those of `dense_draft`.
-    """
-    return _block_rows(head, _dense(head, keys, values), token_ids, aux_hidden.double(), start, num_drafts)
+def dense_keys(head: Head, context: Context) -> DenseKeys:
+    """Return the keys and values of a request before a propose."""
+    # A parallel drafter's rows see all keys of their request, even if its layers are marked as causal.
+    causal = oracle_of(head).is_causal
+    layers = [replace(layer, causal=causal) for layer in head.attention_layers]
+    return DenseKeys(layers, context.keys, context.values)
 
 
 def dense_prompt(
@@ -117,10 +96,10 @@ def dense_prompt(
     n = len(aux_hidden)
     dense.at(range(start, start + n))
     hidden = cast(ModelHead, head).combine(aux_hidden.double())
-    _oracle_of(head).prompt(head, dense, token_ids, hidden, num_modules)
+    oracle_of(head).prompt(head, dense, token_ids, hidden, num_modules)
 
 
-def _oracle_of(head: Head) -> Oracle:
+def oracle_of(head: Head) -> Oracle:
     """Return the oracle of a head's kind. Raises ConfigError if there is none."""
     if (oracle := ORACLES.get(head.kind)) is None:
         raise ConfigError(
@@ -128,12 +107,6 @@ def _oracle_of(head: Head) -> Oracle:
             "specgraph_conformance.draft_oracles.ORACLES"
         )
     return oracle
-
-
-def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> DenseKeys:
-    # A parallel drafter's rows see all keys of their request, even if its layers are marked as causal.
-    causal = _oracle_of(head).is_causal
-    return DenseKeys([replace(layer, causal=causal) for layer in head.attention_layers], keys, values)
 
 
 def _chain(
@@ -177,14 +150,14 @@ def _block(
     head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
     """Return the logits of a block with rows that don't depend on its draft tokens."""
-    return head.logits(_block_rows(head, dense, token_ids, aux_hidden, start, len(drafted)))
+    return head.logits(block_rows(head, dense, token_ids, aux_hidden, start, len(drafted)))
 
 
 def _in_order(
     head: DSparkHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
     """Return the logits of a block's rows, each computed after the token that the device drafted before it."""
-    rows = _block_rows(head, dense, token_ids, aux_hidden, start, len(drafted))
+    rows = block_rows(head, dense, token_ids, aux_hidden, start, len(drafted))
     before, markov, logits = [int(token_ids[-1]), *drafted[:-1]], head.markov, head.logits(rows)
     state, added = torch.zeros_like(markov.embed[0]), list[Tensor]()
     for row, token in zip(rows, before, strict=True):
@@ -199,20 +172,12 @@ def _in_order(
     return logits + torch.stack(added)
 
 
-def dense_confidence(head: DSparkHead, rows: Tensor, before: Sequence[int]) -> Tensor:
-    """Return the confidence of rows [K, hidden_size], each computed after the token before it."""
-    confidence = head.confidence_head
-    assert confidence is not None
-    known = torch.cat((rows, head.markov.embed[list(before)]), dim=1)
-    return torch.sigmoid(known @ confidence.weight[0])
-
-
 def _linear(weight: Weight, *parts: Tensor) -> Tensor:
     assert weight.bias is not None
     return weight.matrix @ torch.cat(parts) + weight.bias
 
 
-def _block_rows(
+def block_rows(
     head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
 ) -> Tensor:
     """Make context keys from the batch's hidden states, then run one pass over the sampled token and the masks. Return

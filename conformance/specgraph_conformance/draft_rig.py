@@ -15,6 +15,8 @@ from specgraph.ops.past_rows import PastRows
 from torch import Tensor
 
 from specgraph_conformance.case import Absent
+from specgraph_conformance.draft_oracles import Context
+from specgraph_conformance.oracles import gather_request
 from specgraph_conformance.rig import AttentionShape, attention_backend, on_host, supported_shape
 from specgraph_conformance.tiny_models import CONFIG, VOCAB, Head
 
@@ -178,19 +180,11 @@ class HostDrafts:
     from_graph: bool
 
 
-def _engine_tensors(config: DraftConfig, head: Head, device: torch.device) -> ProposeBatch:
-    """Return a host engine's tensors for its largest batch. All requests are live and have block 1."""
-    requests, rows = config.max_num_requests, config.query_len
-    columns = -(-config.max_model_len // config.block_size)
-    return ProposeBatch(
-        sampled_token_ids=torch.ones(requests, rows, dtype=torch.int64, device=device),
-        num_sampled=torch.ones(requests, dtype=torch.int32, device=device),
-        start_positions=torch.zeros(requests, dtype=torch.int64, device=device),
-        aux_hidden=torch.ones(requests * rows, head.aux_size, dtype=head.dtype, device=device),
-        block_table=torch.ones(requests, columns, dtype=torch.int32, device=device),
-        temperature=torch.zeros(requests, device=device) if config.sampled else None,
-        seeds=torch.zeros(requests, dtype=torch.int64, device=device) if config.sampled else None,
-    )
+def _copied(batch: ProposeBatch) -> ProposeBatch:
+    """Return tensors of an engine's own, with the shapes of the batch's."""
+    given: dict[str, Tensor | None] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    own: dict[str, Any] = {name: value.clone() for name, value in given.items() if value is not None}
+    return replace(batch, **own)
 
 
 _OPEN: list[DraftRig] = []
@@ -227,7 +221,7 @@ class DraftRig:
         try:
             backend = attention_backend(platform, attention)
             self.drafter = Drafter(head, self.caches, platform, config, attention=backend)
-            self._bound = self.drafter.bind(_engine_tensors(config, head, platform.device)) if bound else None
+            self._bound = self.drafter.bind(_copied(self.drafter.inputs(config.max_num_requests))) if bound else None
             self.drafter.capture()
         except UnsupportedError as error:
             raise Absent(str(error)) from error
@@ -272,6 +266,24 @@ class DraftRig:
             rows = carried.shape[0] // self.config.max_num_requests
             hidden = on_host(carried[: batch.num_requests * rows])
         return HostDrafts(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
+
+    def contexts(self, batch: HostBatch) -> list[Context]:
+        """Return each request as it is before a propose for this batch, for an oracle.
+
+        For a head with several modules it begins with the rows that the drafter kept from earlier passes.
+        """
+        caches = [(on_host(cache.key), on_host(cache.value)) for cache in self.caches]
+        aux_hidden = batch.aux_hidden.to(self.head.dtype).split(batch.sampled_token_ids.shape[1])
+        found: list[Context] = []
+        for r, (start, count, blocks) in enumerate(
+            zip(batch.start_positions, batch.num_sampled, batch.blocks, strict=True)
+        ):
+            past_tokens, past_hidden = self.past_rows(blocks, start)
+            first = start - len(past_tokens) + self.drafter.position_offset
+            keys, values = ([gather_request(cache[i], blocks, first) for cache in caches] for i in (0, 1))
+            tokens = torch.cat([past_tokens, batch.sampled_token_ids[r, :count]])
+            found.append(Context(tokens, torch.cat([past_hidden, aux_hidden[r][:count]]), first, keys, values))
+        return found
 
     def past_rows(self, blocks: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """Return the past rows before `start` that a drafter with several modules has kept: up to K - 1, without a gap.

@@ -21,8 +21,7 @@ from specgraph_models.parallel import WHOLE, TensorParallel
 from specgraph_run.decoder import Generation, Request, SpeculativeDecoder
 from specgraph_run.decoder.layout import join_layout
 
-from specgraph_conformance.draft_comparison import TOLERANCE
-from specgraph_conformance.oracles import DenseKeys
+from specgraph_conformance.decode_rig import logprob_error, target_logits, token_error
 from specgraph_conformance.tiny_models import HIDDEN, VOCAB, make_target
 
 EXPERTS = ExpertsConfig(num_experts=4, top_k=2, inner=64, layers=(True, True))
@@ -127,14 +126,10 @@ def shortfall(target: LlamaTarget, asked: Sequence[Request], given: Sequence[Gen
         tokens = generation.token_ids
         if len(tokens) != request.max_tokens:
             return f"{len(tokens)} tokens instead of {request.max_tokens}"
-        dense, ids = DenseKeys.empty(target.attention_layers), [*request.prompt_token_ids, *tokens[:-1]]
-        dense.at(range(len(ids)))
-        hidden = target.forward(torch.tensor(ids), dense.attend).hidden[len(request.prompt_token_ids) - 1 :]
-        logprobs = torch.log_softmax(target.logits(hidden), dim=-1)
-        own = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        short = logprobs.max(-1).values - own
-        if short.max() >= TOLERANCE[DTYPE]:
-            return f"token {int(short.argmax())} falls {float(short.max()):.3f} short of the best"
-        if generation.logprobs and (off := (torch.tensor(generation.logprobs) - own).abs().max()) >= TOLERANCE[DTYPE]:
-            return f"a log-probability is {float(off):.3f} off"
+        logits = target_logits(target, request.prompt_token_ids, tokens[:-1])
+        error = token_error(logits, tokens, DTYPE)
+        if generation.logprobs:
+            error = error or logprob_error(logits, generation, DTYPE)
+        if error:
+            return error
     return ""

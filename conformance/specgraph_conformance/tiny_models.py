@@ -54,7 +54,7 @@ CONFIG = ModelConfig(
 )
 
 DELTA = DeltaConfig(key_heads=2, value_heads=4, key_size=16, value_size=16, kernel=4)
-"""The sizes of the recurrent layer of `make_recurrent_target`."""
+"""The sizes of a recurrent target's layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +111,32 @@ def make_target(
     dtype: torch.dtype = torch.float32,
     compute: torch.dtype | None = None,
     head_dim: int = CONFIG.head_dim,
+    *,
+    recurrent: bool = False,
 ) -> LlamaTarget:
-    """Return a Llama-shaped target with two layers. The arguments are those of `make_head`."""
-    return target_of(draw_of(seed, device, dtype, compute, head_dim))
+    """Return a Llama-shaped target with two layers.
+
+    Args:
+        recurrent: the first layer has a gated delta net in place of attention. The other arguments are those of
+            `make_head`.
+    """
+    return (recurrent_target_of if recurrent else target_of)(draw_of(seed, device, dtype, compute, head_dim))
 
 
-@cache
-def make_recurrent_target(
-    seed: int,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    compute: torch.dtype | None = None,
-    head_dim: int = CONFIG.head_dim,
-) -> LlamaTarget:
-    """Return a target for the heads of `make_head` whose first layer has a gated delta net in place of attention."""
-    draw = draw_of(seed, device, dtype, compute, head_dim)
+def target_of(draw: Draw) -> LlamaTarget:
+    """Return the target with weights of `draw`."""
+    embed, lm_head = vocabulary(draw(0))
+    w = draw(1)
+    layers = [layer(w, w.hidden, gain=1.2) for _ in range(w.config.num_layers)]
+    return LlamaTarget(w.config, embed, layers, w.norm(w.hidden), lm_head)
+
+
+def recurrent_target_of(draw: Draw) -> LlamaTarget:
+    """Return the target whose first layer has a gated delta net, with weights of `draw`."""
     embed, lm_head = vocabulary(draw(0))
     w, sizes = draw(12), DELTA
     rows = sizes.channels + sizes.values + 2 * sizes.value_heads
-    wide: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    wide: dict[str, Any] = {"dtype": torch.float32, "device": w.device}
     net = DeltaNet(
         config=sizes,
         weights=DeltaWeights(
@@ -148,14 +155,6 @@ def make_recurrent_target(
     config = replace(w.config, delta=sizes, recurrent=(True, False))
     layers = [recurrent, layer(w, w.hidden, gain=1.2)]
     return LlamaTarget(config, embed, layers, w.norm(w.hidden), lm_head)
-
-
-def target_of(draw: Draw) -> LlamaTarget:
-    """Return the target with weights of `draw`."""
-    embed, lm_head = vocabulary(draw(0))
-    w = draw(1)
-    layers = [layer(w, w.hidden, gain=1.2) for _ in range(w.config.num_layers)]
-    return LlamaTarget(w.config, embed, layers, w.norm(w.hidden), lm_head)
 
 
 def make_head(

@@ -105,6 +105,7 @@ def target_logits(ids: list[int]) -> torch.Tensor:
     return target.logits(target.forward(torch.tensor(ids), dense.attend).hidden)
 
 
+@pytest.mark.hazard("draft-vocabulary-map")
 @pytest.mark.parametrize("kind", KINDS if DRAWS > 1000 else ("dspark",))
 def test_sampled_output_has_the_targets_distribution(kind):
     """With drafts of a tenth of the vocabulary: chi-square of the second and the third token, by the first one."""

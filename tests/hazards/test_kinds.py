@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -13,11 +14,12 @@ from specgraph_conformance.draft_comparison import (
     follow_oracle,
     rig,
 )
-from specgraph_conformance.draft_oracles import block_rows, dense_confidence, dense_prompt
+from specgraph_conformance.draft_oracles import block_rows, dense_keys, dense_prompt
 from specgraph_conformance.draft_rig import GRAPH_MODES, make_batches, make_config, make_prompt
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import expect_close, on_host
 from specgraph_models.dspark import DSparkHead
+from torch import Tensor
 
 from specgraph.attention import AttentionMetadata
 from specgraph.device import Platform
@@ -32,19 +34,23 @@ def test_confidence_follows_float64(platform: Platform, seed: int) -> None:
     head = cast(DSparkHead, float64_head(made, "dspark"))
     for batch in make_batches(made.config, made.head.aux_size, seed, [3, 1]):
         batch = away_from_the_end(made.config, batch)
-        before = made.host_caches()
+        before = made.contexts(batch)
         drafts = made.propose(batch)
         assert drafts.confidence is not None
-        q, size = batch.sampled_token_ids.shape[1], made.config.block_size
-        for r, blocks in enumerate(batch.blocks):
-            start, count = batch.start_positions[r], batch.num_sampled[r]
-            slots = [(blocks[p // size] - 1) * size + p % size for p in range(start)]
-            keys, values = ([pair[i].flatten(0, 1)[slots] for pair in before] for i in (0, 1))
-            tokens, drafted = batch.sampled_token_ids[r, :count], on_host(drafts.token_ids[r])
-            aux = batch.aux_hidden[r * q : r * q + count].to(made.head.dtype)
-            rows = block_rows(head, tokens, aux, start, keys, values, len(drafted))
-            wanted = dense_confidence(head, rows, [int(tokens[-1]), *drafted[:-1].tolist()])
+        for r, context in enumerate(before):
+            drafted = on_host(drafts.token_ids[r]).tolist()
+            dense, aux_hidden = dense_keys(head, context), context.aux_hidden.double()
+            rows = block_rows(head, dense, context.token_ids, aux_hidden, context.start, len(drafted))
+            wanted = dense_confidence(head, rows, [int(context.token_ids[-1]), *drafted[:-1]])
             expect_close(on_host(drafts.confidence[r]).double(), wanted, TOLERANCE[made.head.dtype], f"request {r}")
+
+
+def dense_confidence(head: DSparkHead, rows: Tensor, before: Sequence[int]) -> Tensor:
+    """Return the confidence of rows [K, hidden_size], each computed after the token before it."""
+    confidence = head.confidence_head
+    assert confidence is not None
+    known = torch.cat((rows, head.markov.embed[list(before)]), dim=1)
+    return torch.sigmoid(known @ confidence.weight[0])
 
 
 @pytest.mark.hazard("carry-before-the-norm")

@@ -1,4 +1,4 @@
-"""Rows that move as requests come and go, and vocabularies that are cut."""
+"""Rows that move as requests come and go."""
 
 from __future__ import annotations
 
@@ -8,49 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from specgraph_conformance.decode_rig import (
-    MODEL_SEED,
     decoder,
-    expect_targets_tokens,
     generate,
     requests,
 )
-from specgraph_conformance.draft_comparison import TOLERANCE
-from specgraph_conformance.rig import expect_equal, on_host
-from specgraph_conformance.tiny_models import VOCAB, make_head
 from specgraph_run.decoder import Request, SpeculativeDecoder
 
 from specgraph.device import Platform
 from specgraph.draft import DraftTree
-
-
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dspark"])
-@pytest.mark.hazard("draft-vocabulary-map")
-def test_cut_vocabulary(platform: Platform, kind: str, seed: int) -> None:
-    """A drafter that is cut to a list of tokens, in any order, has the whole one's logits of these tokens, and their
-    ids; output is the target's own, with tokens that the list has not."""
-    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[: VOCAB // 3]
-    asked = requests(seed, count=3)
-    with decoder(platform, decode="auto", kind=kind, vocabulary=ids) as made:
-        tokens = generate(made, asked)
-        assert made.drafter is not None
-        cut: Any = made.drafter.head
-    expect_targets_tokens(made, asked, tokens)
-    assert {token for each in tokens for token in each} - set(ids.tolist()), "each token is one of the list"
-    whole: Any = make_head(kind, MODEL_SEED, platform.device, cut.dtype, head_dim=cut.attention_layers[0].head_dim)
-    own = torch.arange(whole.draft_vocab_size)
-    own += 0 if whole.draft_to_target is None else on_host(whole.draft_to_target)
-    kept = torch.isin(own, ids).nonzero()[:, 0]
-    expect_equal(torch.arange(len(kept)) + on_host(cut.draft_to_target), own[kept], "the target's ids of draft tokens")
-    hidden = torch.randn(2, 3, whole.hidden_size, generator=torch.Generator().manual_seed(seed))
-    hidden, before = hidden.to(platform.device, whole.dtype), torch.tensor([5, 9], device=platform.device)
-    ours, wanted = (
-        each.in_order(hidden)(0, before).tensor() if kind == "dspark" else each.logits(hidden[0])
-        for each in (cut, whole)
-    )
-    torch.testing.assert_close(on_host(ours), on_host(wanted)[:, kept], atol=TOLERANCE[whole.dtype], rtol=0)
-
 
 Rounds = list[tuple[list[int], int]]
 """One request's rounds: the tokens of each, and the number of them that were drafts."""

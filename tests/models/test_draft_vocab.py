@@ -53,6 +53,7 @@ def test_a_cut_head_has_the_logits_of_the_kept_tokens(kind):
     assert named["lm_head"].shape[0] == len(kept)
 
 
+@pytest.mark.hazard("draft-vocabulary-map")
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_corrections_of_a_cut_head_are_those_of_the_kept_tokens(kind):
     """The candidates of DFlash2 are the best ones among the kept tokens, as in a head of these rows alone."""

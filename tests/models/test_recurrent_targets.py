@@ -14,7 +14,7 @@ from recurrent_targets import FAMILIES, MIXTURE, SIZES, oracle_drafts, random_si
 from specgraph_conformance.decode_rig import decoder_settings
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.state_oracles import DenseStates
-from specgraph_conformance.tiny_models import HIDDEN, make_head, make_recurrent_target
+from specgraph_conformance.tiny_models import HIDDEN, make_head, make_target
 from specgraph_models.checkpoints import load_drafter, load_target
 from specgraph_models.checkpoints.architectures import ARCHITECTURES
 from specgraph_models.draft_model import DraftModelHead
@@ -114,7 +114,7 @@ def test_logits_and_texts_are_those_of_transformers(family, seed, tmp_path):
 @pytest.fixture(scope="module")
 def tiny():
     """A target with a vocabulary of 64, a recurrent layer and one with attention."""
-    return make_recurrent_target(3, CPU)
+    return make_target(3, CPU, recurrent=True)
 
 
 def alone(target, prompts, max_tokens, query_len):

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from specgraph.draft import DraftTree
-from specgraph.draft.protocol import DraftHead
+from specgraph_conformance.draft_oracles import Context
+from specgraph_conformance.oracles import DenseKeys
 from torch import Tensor
 
-from specgraph_conformance.oracles import DenseKeys
+from specgraph.draft import DraftTree
+from specgraph.draft.protocol import DraftHead
 
 Path = tuple[int, ...]
 """The target ids on the path to a node, from the first draft token to the node itself."""
@@ -38,20 +39,11 @@ class DenseTree:
 class PathLogits:
     """The float64 log-probabilities of the token after each path, found by drafting that path alone."""
 
-    def __init__(
-        self,
-        head: DraftHead,
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        start: int,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-    ) -> None:
-        """The arguments are those of `dense_draft`, but `start` includes the position offset of a `draft_model`."""
-        self.head, self.end = head, start + len(token_ids)
-        dense = DenseKeys(head.attention_layers, keys, values)
-        dense.at(range(start, self.end))
-        out = head.forward(token_ids, head.combine(aux_hidden.double()), dense.attend)
+    def __init__(self, head: DraftHead, context: Context) -> None:
+        self.head, self.end = head, context.start + len(context.token_ids)
+        dense = DenseKeys(head.attention_layers, context.keys, context.values)
+        dense.at(range(context.start, self.end))
+        out = head.forward(context.token_ids, head.combine(context.aux_hidden.double()), dense.attend)
         self._known: dict[Path, _Row] = {(): (out.hidden[-1:], out.carry[-1:], dense.keys, dense.values)}
 
     def log_probs(self, path: Path) -> Tensor:
