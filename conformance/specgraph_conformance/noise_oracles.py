@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -67,35 +65,3 @@ def drawn(logits: Tensor, seed: int, position: int, purpose: int, temperature: f
         keys = keys / temperature - (-(-noise).log1p()).log()
     best = keys.topk(2)
     return int(best.indices[0]), float(best.values[0] - best.values[1])
-
-
-def decided(
-    logits: Tensor, drafts: Sequence[int], probs: Tensor, seed: int, start: int, temperature: float
-) -> tuple[list[int], bool]:
-    """Return one request's tokens after the verify of a chain, in float64, and True if rounding can't change them.
-
-    Args:
-        logits: [K + 1, vocab], the target's logits.
-        drafts: K draft tokens; -1 for none.
-        probs: [K, vocab], the distributions that the drafts were drawn from.
-        start: the position of the first row.
-    """
-    tokens, is_sure = list[int](), True
-    for row, draft in enumerate([*drafts, -1]):
-        position, own, accepted = start + 1 + row, logits[row].double(), False
-        if temperature:
-            p = (own / temperature).softmax(-1)
-            shares = p
-            if draft >= 0:
-                q = probs[row].double()
-                lead = float(p[draft] - uniform(seed, position, ACCEPT, 1)[0] * q[draft])
-                shares, accepted, is_sure = (p - q).clamp(min=0), lead > 0, is_sure and abs(lead) >= 1e-6
-            # Rounding may add or drop a share below that; such a token is hardly ever drawn.
-            own = shares.where(shares > 1e-5, 0.0).log()
-        chosen, lead = drawn(own, seed, position, RESAMPLE, 1.0 if temperature else 0.0)
-        if not temperature:
-            accepted = chosen == draft
-        tokens.append(draft if accepted else chosen)
-        if not accepted:
-            return tokens, is_sure and lead >= 1e-3
-    raise AssertionError("the row after the last draft was accepted")

@@ -6,7 +6,7 @@ An oracle takes the op's arguments as they were before the call and as they are 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from itertools import product
 from operator import itemgetter
@@ -531,3 +531,65 @@ def linear_norm_gate_up(before: SimpleNamespace, after: SimpleNamespace, seen: A
     total = _linear(before.x, before.weight) + before.residual.double()
     expect_magnitudes(seen[0], total, "the sum")
     expect_magnitudes(seen[1], gated(_linear(total, before.following, before.norm)), "the gate")
+
+
+@oracle
+def verify_drafts(before: SimpleNamespace, after: SimpleNamespace, results: None) -> None:
+    """Request by request, with the noise of its positions. What rounding may decide is left out."""
+    how, drafts = before.acceptance, before.draft_token_ids
+    requests, k = drafts.shape
+    logits = before.target_logits.view(requests, k + 1, -1)
+    probs = torch.zeros(requests, k, logits.shape[2]) if how.draft_probs is None else how.draft_probs
+    if how.draft_probs is not None:
+        ids = torch.arange(probs.shape[2]) + (0 if how.draft_to_target is None else how.draft_to_target)
+        probs = torch.zeros(requests, k, logits.shape[2]).index_copy_(2, ids, probs)
+    for r, start in enumerate(before.start_positions.tolist()):
+        wanted, is_sure = list[int](), True
+        if start >= 0 and how.chances is not None:
+            accepted = 0
+            while accepted < k and drafts[r, accepted] >= 0:
+                if uniform(int(how.seeds[r]), start + 1 + accepted, ACCEPT, 1)[0] >= how.chances[accepted]:
+                    break
+                accepted += 1
+            wanted = [*drafts[r, :accepted].tolist(), int(logits[r, accepted].argmax())]
+        elif start >= 0:
+            warm = 0.0 if how.temperature is None else float(how.temperature[r])
+            seed, own = 0 if how.seeds is None else int(how.seeds[r]), drafts[r].tolist()
+            if how.draft_probs is None and warm:  # the drafter was certain
+                probs[r] = torch.nn.functional.one_hot(drafts[r].clamp(min=0), logits.shape[2])
+            wanted, is_sure = decided(logits[r], own, probs[r], seed, start, warm)
+        if is_sure:
+            seen = after.sampled.token_ids[r].tolist(), int(after.sampled.num_sampled[r])
+            assert seen == ([*wanted, *[-1] * (k + 1 - len(wanted))], len(wanted)), f"request {r} is given {seen}"
+
+
+def decided(
+    logits: Tensor, drafts: Sequence[int], probs: Tensor, seed: int, start: int, temperature: float
+) -> tuple[list[int], bool]:
+    """Return one request's tokens after the verify of a chain, in float64, and True if rounding can't change them.
+
+    Args:
+        logits: [K + 1, vocab], the target's logits.
+        drafts: K draft tokens; -1 for none.
+        probs: [K, vocab], the distributions that the drafts were drawn from.
+        start: the position of the first row.
+    """
+    tokens, is_sure = list[int](), True
+    for row, draft in enumerate([*drafts, -1]):
+        position, own, accepted = start + 1 + row, logits[row].double(), False
+        if temperature:
+            p = (own / temperature).softmax(-1)
+            shares = p
+            if draft >= 0:
+                q = probs[row].double()
+                lead = float(p[draft] - uniform(seed, position, ACCEPT, 1)[0] * q[draft])
+                shares, accepted, is_sure = (p - q).clamp(min=0), lead > 0, is_sure and abs(lead) >= 1e-6
+            # Rounding may add or drop a share below that; such a token is hardly ever drawn.
+            own = shares.where(shares > 1e-5, 0.0).log()
+        chosen, lead = drawn(own, seed, position, RESAMPLE, 1.0 if temperature else 0.0)
+        if not temperature:
+            accepted = chosen == draft
+        tokens.append(draft if accepted else chosen)
+        if not accepted:
+            return tokens, is_sure and lead >= 1e-3
+    raise AssertionError("the row after the last draft was accepted")
