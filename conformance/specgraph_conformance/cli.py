@@ -42,15 +42,15 @@ def conformance(
         str | None, typer.Option(help="Exit status 0 only if it conforms to: graphs, task-update, drafting, parallel.")
     ] = None,
     json: JsonOption = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write what the terminal shows as Markdown.")] = None,
 ) -> None:
     """Test a backend: exit status 0 only if nothing undeclared failed.
 
     `specgraph conformance verify REPORT...` checks reports of others, without their devices: exit status 0 only if
     nothing is wrong with them.
 
-    `specgraph conformance vectors FOLDER` writes inputs and expected outputs of the draft ops as safetensors, for ops
-    in another language; --case selects. `verify-vectors FOLDER RESULTS` judges the outputs that another program wrote:
+    `specgraph conformance vectors FOLDER` writes inputs and expected outputs of draft ops and whole proposes as
+    safetensors, for engines in another language; --case selects. `verify-vectors FOLDER RESULTS` judges the outputs that another program wrote:
     exit status 0 only if there are some and all are right.
     """
     try:
