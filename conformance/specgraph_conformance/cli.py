@@ -50,8 +50,8 @@ def conformance(
     nothing is wrong with them.
 
     `specgraph conformance vectors FOLDER` writes inputs and expected outputs of draft ops and whole proposes as
-    safetensors, for engines in another language; --case selects. `verify-vectors FOLDER RESULTS` judges the outputs that another program wrote:
-    exit status 0 only if there are some and all are right.
+    safetensors, for engines in another language; --case selects. `verify-vectors FOLDER RESULTS` judges the outputs
+    that another program wrote: exit status 0 only if there are some and all are right.
     """
     try:
         metadata.version("specgraph-conformance")  # pytest finds its plugin by the distribution

@@ -69,7 +69,7 @@ def test_expected_outputs_are_right(vectors: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "change", "said"),
     [
-        (ADVANCE, lambda outputs: outputs["0.seq_lens"].add_(1), "lengths: 9 of 9 values differ"),
+        (ADVANCE, lambda outputs: outputs["0.seq_lens"].add_(1), "seq_lens: 9 of 9 values differ"),
         (ADVANCE, lambda outputs: outputs.pop("2.seq_lens"), "there is no output 2.seq_lens"),
         (
             ADVANCE,

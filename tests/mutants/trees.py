@@ -55,11 +55,12 @@ def later_levels_visible(
     beams.ancestors.bitwise_or_(torch.ones_like(beams.ancestors).neg() << ((step + 1) * k))
 
 
-@mutant("node-ties-differ", "specgraph.ops.tree:top_tokens")
-def higher_id_first(real: Any, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+@mutant("node-ties-differ", "specgraph.ops:grow_tree", "specgraph.ops:draft_block_tree")
+def higher_id_first(real: Any, logits: Tensor, draft_to_target: Tensor | None, *rest: Any) -> None:
     """Among equally likely tokens the highest id comes first."""
-    log_probs, ids = real(logits.flip(-1), count)
-    return log_probs, logits.shape[-1] - 1 - ids
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    offsets = torch.zeros_like(ids) if draft_to_target is None else draft_to_target
+    real(logits.flip(-1), ids.flip(0) - ids + offsets.flip(0), *rest)
 
 
 @mutant("node-ties-differ-chosen", "specgraph.ops:choose_nodes")

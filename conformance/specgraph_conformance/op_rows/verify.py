@@ -35,7 +35,9 @@ def verified(
         drafts.new_full((len(drafts), drafts.shape[1] + 1), -7), torch.full((len(drafts),), -7).int()
     )
     given = logits, drafts, starts, acceptance, sampled
-    expect_reference(run, decoder_ops.verify_drafts, *given, written=sampled, tolerance=1.0, rare=len(drafts) // 200)
+    expect_reference(
+        run, decoder_ops.verify_drafts, *given, written=sampled, tolerance=1.0, rare=2 if len(drafts) > 1000 else 0
+    )
     return sampled.token_ids, sampled.num_sampled
 
 
