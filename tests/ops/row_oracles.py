@@ -203,7 +203,7 @@ def move_kv(before: SimpleNamespace, after: SimpleNamespace, results: None) -> N
 
 @oracle
 def begin_ragged_rows(before: SimpleNamespace, after: SimpleNamespace, results: None) -> None:
-    """By Python's sort."""
+    """Sort the drafts in Python."""
     plan, given, size = before.plan, before.given, before.plan.block_size
     starts, table = given.start_positions.tolist(), given.block_table
     drafts, steps = given.draft_token_ids, given.draft_token_ids.shape[1]
@@ -399,7 +399,7 @@ def _ordered(scores: list[float]) -> list[int]:
 
 @oracle
 def grow_tree(before: SimpleNamespace, after: SimpleNamespace, results: None) -> None:
-    """By a search over the whole vocabulary, after the beams that were there."""
+    """Search the whole vocabulary, after the beams that were there."""
     step, (requests, k), first = int(before.draft_step), before.beams.candidates.shape, before.first
     begin = 0 if first else k + (step - 1) * k * k
     rows = before.logits.double().view(requests, -1, before.logits.shape[1])

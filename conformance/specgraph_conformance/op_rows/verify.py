@@ -36,7 +36,7 @@ def verified(
     )
     given = logits, drafts, starts, acceptance, sampled
     expect_reference(
-        run, decoder_ops.verify_drafts, *given, written=sampled, tolerance=1.0, rare=2 if len(drafts) > 1000 else 0
+        run, decoder_ops.verify_drafts, *given, written=sampled, tolerance=1.0, rare=int(len(drafts) > 1000)
     )
     return sampled.token_ids, sampled.num_sampled
 
