@@ -77,3 +77,14 @@ def test_against_float64(requests, steps, seed, tree):
                 assert int(now.argmax()) == int(wanted.argmax())
             else:
                 torch.testing.assert_close(torch.softmax(now / t, -1), wanted.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_of_equal_tokens_at_the_cut_the_lower_ids_are_kept():
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 3.0, 3.0, 0.0]])
+    zero, one = torch.zeros(1), torch.ones(1)
+    asked = ops.SamplingParameters(
+        torch.tensor([3]), one, zero, one, zero, zero, torch.zeros(1, VOCAB), torch.zeros(1, VOCAB).int(),
+        torch.zeros(1, VOCAB, dtype=torch.bool),
+    )  # fmt: skip
+    got = ops.adjust_logits(logits, one, asked, torch.zeros(1, 0).long())
+    assert (got[0] > -1e29).nonzero()[:, 0].tolist() == [1, 3, 4]
