@@ -21,7 +21,7 @@ test-musa-torchada: $(VENV)/.dev $(TORCHADA)
 	$(WITH_TORCHADA) integrations/vllm/tests
 
 # Every Triton kernel compiles, down to a binary, with the Triton that vllm-musa pins: upstream's, for an NVIDIA target,
-# which need not be there. Not in CI: 700 MB, five minutes of one core
+# which need not be there. A job of its own in .github/workflows: 700 MB, seven minutes of one core
 TRITON_3_2 := $(abspath build/triton-3.2.0)
 test-triton-3.2: $(VENV)/.dev $(TRITON_3_2)
 	cd backends/cuda && PYTHONPATH=$(TRITON_3_2) TRITON_CACHE_DIR=$(TRITON_3_2).cache OMP_NUM_THREADS=1 \
