@@ -91,6 +91,25 @@ def test_rotary_embedding(run_script, halves):
     assert done.stdout.endswith("1 []\n"), done.stderr
 
 
+@pytest.mark.parametrize("halves", [True, False], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("turned", [64, 32], ids=["whole", "partial"])
+def test_rotary_embedding_by_positions(vendor, runtime, halves, turned):
+    dim, positions = 64, torch.tensor([5, 0, 9])
+    angles = torch.arange(10)[:, None] * 0.7 ** torch.arange(turned // 2)
+    table = torch.cat([angles.cos(), angles.sin()], 1).to(BF16)
+    given = [n(3, heads * dim, dtype=BF16) for heads in (4, 2)]
+    mode = {"mrope_section": [0, 0, 0], "rotary_mode": "half" if halves else "interleave"}
+    made = vendor.npu_mrope(positions.npu(), *(x.npu() for x in given), table.npu(), dim, **mode)
+    cos, sin = (part[:, None] for part in table[positions].double().chunk(2, -1))
+    for x, got in zip(given, made, strict=True):
+        whole = x.double().view(3, -1, dim)
+        part, rest = whole[..., :turned], whole[..., turned:]
+        a, b = part.chunk(2, -1) if halves else (part[..., ::2], part[..., 1::2])
+        both = a * cos - b * sin, b * cos + a * sin
+        part = torch.cat(both, -1) if halves else torch.stack(both, -1).flatten(-2)
+        torch.testing.assert_close(got.cpu().double(), torch.cat([part, rest], -1).view(3, -1), rtol=2e-2, atol=2e-2)
+
+
 def test_cache_writes_skip_negative_slots(vendor, runtime):
     key, value, slots = n(3, 2, 16, dtype=BF16), n(3, 2, 16, dtype=BF16), torch.tensor([17, -1, 3], dtype=torch.int32)
     caches = [torch.zeros(2, 16, 2, 16, dtype=BF16, device="npu") for _ in range(2)]

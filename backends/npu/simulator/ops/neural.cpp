@@ -78,6 +78,46 @@ OP_WITH_WORKSPACE(aclnnSwiGlu, (Tensor x, int64_t dim, Tensor out), swi_glu_need
   put(out, (at::silu(halves[0]) * halves[1]).to(x.scalar_type()));
 })
 
+// The first columns of each head are turned, as many as the table has. Source of the checks: posembedding/
+// rope_with_sin_cos_cache of cann/ops-transformer, op_api/aclnn_rope_with_sin_cos_cache.cpp, and its document's limits.
+using RopeWithCache = Make<void (*)(Tensor, Tensor, Tensor, Tensor, Ints, int64_t, bool, Tensor, Tensor)>;
+static uint64_t rope_with_cache_need(const RopeWithCache::Kept& k) {
+  auto &positions = std::get<0>(k), &query = std::get<1>(k), &key = std::get<2>(k), &table = std::get<3>(k),
+       &query_out = std::get<7>(k), &key_out = std::get<8>(k);
+  int64_t dim = std::get<5>(k);
+  require(positions && query && key && table && query_out && key_out, "the four inputs and two outputs are needed");
+  require(is_floating(*query), "query is " + dtype_of(*query));
+  for (auto* each : {&key, &table, &query_out, &key_out})
+    require((*each)->type == query->type, "key, the table or an output differs from query in dtype");
+  require(positions->type == acl::kInt32 || positions->type == acl::kInt64, "positions are " + dtype_of(*positions));
+  require(query->sizes.size() == 2 && key->sizes.size() == 2 && table->sizes.size() == 2,
+          "query, key and the table must have two dimensions");
+  require(positions->sizes == Ints{query->sizes[0]} && key->sizes[0] == query->sizes[0],
+          "positions and key must have the rows of query; positions of several axes are not simulated");
+  require(query_out->sizes == query->sizes && key_out->sizes == key->sizes, "the outputs have other shapes than query and key");
+  int64_t step = query->type == acl::kFloat ? 16 : 32, turned = table->sizes[1];
+  require(dim > 0 && dim % step == 0 && turned % step == 0 && turned <= dim,
+          "heads of " + std::to_string(dim) + ", " + std::to_string(turned) + " columns of the table");
+  require(query->sizes[1] % dim == 0 && key->sizes[1] % dim == 0, "query or key is no heads of " + std::to_string(dim));
+  return 0;
+}
+OP_WITH_WORKSPACE(aclnnRopeWithSinCosCache,
+   (Tensor positions, Tensor query, Tensor key, Tensor table, Ints, int64_t dim, bool halves, Tensor query_out, Tensor key_out),
+   rope_with_cache_need, {
+     auto angles = table.index_select(0, positions.to(at::kLong)).to(at::kFloat).unsqueeze(1).chunk(2, -1);
+     auto turn = [&](const at::Tensor& x, at::Tensor& out) {
+       auto heads = x.to(at::kFloat).reshape({x.size(0), -1, dim}).clone();
+       auto part = heads.narrow(-1, 0, table.size(1));
+       auto pairs = halves ? part.unflatten(-1, {2, -1}) : part.unflatten(-1, {-1, 2}).transpose(-1, -2);
+       auto a = pairs.select(-2, 0).clone(), b = pairs.select(-2, 1).clone();
+       pairs.select(-2, 0).copy_(a * angles[0] - b * angles[1]);
+       pairs.select(-2, 1).copy_(b * angles[0] + a * angles[1]);
+       put(out, heads.reshape(x.sizes()).to(x.scalar_type()));
+     };
+     turn(query, query_out);
+     turn(key, key_out);
+   })
+
 // Logits below the k-th largest are -inf; then the smallest whose probabilities add up to at most 1 - p. Source of the
 // checks: index/apply_top_k_top_p_with_sorted/op_api/aclnn_apply_top_k_top_p.cpp of hicann/ops-nn at ef4b09d.
 using TopKTopP = Make<void (*)(Tensor, Tensor, Tensor, Tensor)>;
