@@ -1,4 +1,4 @@
-"""Writes the table of mutants in docs/hazards.md: the bug put back, and the case that fails it.
+"""Writes the table of mutants in docs/hazards.md: the bug put back, and the case or test that fails it.
 
 python tests/mutants/write_hazards.py          runs all mutants on `cpu`
 python tests/mutants/write_hazards.py --new    runs those that the document does not have, and keeps its other rows
@@ -12,7 +12,7 @@ from pathlib import Path
 
 def main() -> int:
     """Judge every mutant and write the table; the number of survivors."""
-    sys.path[:0] = [str(Path(__file__).parents[1])]
+    sys.path[0] = str(Path(__file__).parents[1])  # in place of this folder, in which `hazards` is another module
     from mutants.all import MUTANTS
     from mutants.hazards import DOCUMENT, HAZARDS, KILLERS, MUTANTS_HEADING, NOT_PUT_BACK
     from mutants.run import judging
