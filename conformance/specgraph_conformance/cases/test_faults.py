@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specgraph.capture import BatchDescriptor, GraphRunner
 from specgraph.device import Graph, Platform
-from specgraph.errors import CaptureError, SpecgraphError
+from specgraph.errors import CaptureError, ReadSetError, SpecgraphError, StaleInputError
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config
 from specgraph_conformance.rig import (
+    adding,
     assert_usable,
     captured,
     expect_equal,
+    expect_refusal,
     in_another_thread,
     on_host,
     replay_and_wait,
@@ -183,3 +186,33 @@ def test_replay_in_capture(platform: Platform) -> None:
         replay_and_wait(platform, outer)
         assert on_host(x).tolist() == [1.0] * 4
     assert_usable(platform)
+
+
+UNGUARDED = {"tensor": 4, "number": 1}
+"""Name -> the elements of a tensor that is missing in the read set."""
+
+
+@pytest.mark.parametrize("what", [*UNGUARDED, "reshaped"])
+@case(
+    "faults.undeclared-read-refused",
+    "A capture that reads an unnamed tensor, of one element too, is refused by an error that names the op, and so is a "
+    "replay whose tensor has another shape at the same address; the next capture works.",
+    hazard="small-tensor-unguarded",
+    cause="the guard doesn't see ops on this device, leaves small tensors out, or compares addresses only",
+    quick=True,
+)
+def test_guard(platform: Platform, what: str) -> None:
+    x = torch.zeros(4, 4, device=platform.device)
+    named = {"x": x}
+    runner = GraphRunner(platform, lambda: named, check_inputs=True)
+    descriptor = BatchDescriptor("propose", 1, 1, 1)
+    if what in UNGUARDED:
+        other = torch.ones(UNGUARDED[what], device=platform.device)
+        expect_refusal(
+            lambda: runner.capture(descriptor, adding(x, other)), f"an unnamed {what}", "add", (ReadSetError,)
+        )
+        assert_usable(platform)
+    runner.capture(descriptor, adding(x, 1))
+    named["x"] = x.view(2, 8)
+    expect_refusal(lambda: runner.replay(descriptor), "a replay of another shape", "", (StaleInputError,))
+    runner.close()
