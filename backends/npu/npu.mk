@@ -52,7 +52,7 @@ npu-wheels: $(NPU_VENV)/done
 	for version in 2.10.0.post4 2.12.0.post3 2.13.0 2.14.0; do \
 	  $(NPU_PIP) download -q --no-deps -d $(NPU_WHEELS) torch_npu==$$version || exit 1; done
 
-# The unmodified wheels of vLLM and vllm-ascend on the simulated runtime. About 5 GB of wheels and ten minutes of two idle
+# The unmodified wheels of vLLM and vllm-ascend on the simulated runtime. About 5 GB of wheels and two minutes of two idle
 # cores: for whoever changes the simulator or that plugin, not a part of .ci/run
 NPU_ENGINE := $(NPU_DIR)/engine
 NPU_ENGINE_VENV ?= .venv-npu-engine
