@@ -6,6 +6,8 @@ import importlib
 from typing import Any
 
 import torch
+from specgraph_models import cut_vocabulary
+from specgraph_models.checkpoints import read_draft_vocab
 from specgraph_models.from_modules import other_names
 from specgraph_plugin import FastPath
 from specgraph_plugin.vllm.config import Settings
@@ -41,14 +43,19 @@ def attention_for(platform: Platform, head: VllmHead, block_size: int) -> Attent
     return choice.backend
 
 
-def read_head(module: Any, vllm_config: Any, device: torch.device) -> VllmHead:
+def read_head(module: Any, vllm_config: Any, device: torch.device, settings: Settings) -> VllmHead:
     """Return a head over the weights of a drafter that vllm-ascend loaded.
 
-    Raises UnsupportedError if the drafter is not served.
+    Raises:
+        UnsupportedError: the drafter is not served.
+        CheckpointError: the file of the draft vocabulary can't be read, or is for another target.
     """
+    model = vllm_config.model_config
     with other_names():
-        head = draft_head(module, vllm_config.model_config.get_hidden_size)
+        head = draft_head(module, lambda: model.get_hidden_size())
     require_plain_weights(head, device)
+    if settings.draft_vocab is not None:
+        cut_vocabulary(head, read_draft_vocab(settings.draft_vocab, getattr(model, "tokenizer", None)))
     return head
 
 

@@ -7,7 +7,7 @@ before vllm-ascend's own patches, so nothing of vllm-ascend is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -22,6 +22,10 @@ from specgraph_vllm_ascend.speculator import adopt_speculator
 
 METHODS = ("eagle3", "eagle", "mtp")
 """The served speculative methods."""
+NOT_SERVED = ("disable_padded_drafter_batch",)
+"""Speculative options that are not served in the V1 model runner. Its own drafter may run eagerly (`enforce_eager`)."""
+NOT_SERVED_V2 = (*NOT_SERVED, "enforce_eager")
+"""Speculative options that are not served in the V2 model runner."""
 
 
 def register() -> None:
@@ -58,29 +62,30 @@ def wrap_v2(module: Any) -> None:
     runner.__init__ = __init__
 
 
-def unsupported(config: Any) -> str | None:
-    """Return in one line why the plugin does not serve a `VllmConfig`. None if it does."""
-    settings = read_settings(config.additional_config)
-    if settings is not None and settings.draft_vocab is not None:
-        return f"{KEY}.draft_vocab {settings.draft_vocab}; drafters keep their vocabulary here"
+def unsupported(config: Any, options: Sequence[str]) -> str | None:
+    """Return in one line why the plugin does not serve a `VllmConfig`. None if it does.
+
+    Args:
+        options: the names of speculative options that are not served.
+    """
     if (reason := unsupported_config(config, config.compilation_config.cudagraph_mode, METHODS)) is not None:
         return reason
     if (size := config.parallel_config.tensor_parallel_size) != 1:
         return f"tensor_parallel_size {size}; one NPU is served"
-    speculative = config.speculative_config
-    for name in ("disable_padded_drafter_batch", "enforce_eager"):
-        if getattr(speculative, name, False):
+    for name in options:
+        if getattr(config.speculative_config, name, False):
             return f"speculative option {name}"
     return None
 
 
-def require_served(config: Any, differences: list[str]) -> None:
+def require_served(config: Any, options: Sequence[str], differences: list[str]) -> None:
     """Raise UnsupportedError if the plugin does not serve a `VllmConfig` or this release of vllm-ascend.
 
     Args:
+        options: see `unsupported`.
         differences: a line for each name that differs between vllm-ascend and the plugin.
     """
-    if (reason := unsupported(config)) is not None:
+    if (reason := unsupported(config, options)) is not None:
         raise UnsupportedError(
             f"specgraph does not draft for this configuration: {reason}. Leave '{KEY}' out of --additional-config, or "
             f"set {KEY}.when_unsupported to 'vllm'"
@@ -102,7 +107,7 @@ def wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
         made = stock(method, vllm_config, device, runner)
         if settings is not None:
             with refusals(settings):
-                require_served(vllm_config, differences(stock, made))
+                require_served(vllm_config, NOT_SERVED, differences(stock, made))
                 adopt(made, settings)
         return made
 
@@ -124,7 +129,7 @@ def wrapped_v2(stock: Callable[..., Any], input_batch: Any) -> Callable[..., Any
         made = stock(vllm_config, *args, **options)
         if settings is not None:
             with refusals(settings):
-                require_served(vllm_config, v2_runner_differences(stock, made, input_batch))
+                require_served(vllm_config, NOT_SERVED_V2, v2_runner_differences(stock, made, input_batch))
                 adopt_speculator(made, settings)
         return made
 

@@ -69,7 +69,7 @@ class Proposer(_Stock):
             raise UnsupportedError(f"this release of vllm-ascend is not served: {'; '.join(found)}")
         if getattr(self, "uses_mrope", False):
             raise UnsupportedError("positions of several axes (M-RoPE); a row has one position")
-        return read_head(self.get_model(), self.vllm_config, self.device)
+        return read_head(self.get_model(), self.vllm_config, self.device, self.specgraph.settings)
 
     def _capture_head(self: Any, head: VllmHead) -> FastPath:
         """Capture a graph per batch size over vllm-ascend's weights and KV cache."""

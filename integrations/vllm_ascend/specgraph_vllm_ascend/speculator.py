@@ -42,7 +42,7 @@ class Speculator(V2Speculator):
     """A speculator on an NPU. Drafts are greedy, and their attention takes lengths from the host."""
 
     def read_head(self) -> VllmHead:
-        return read_head(self.model, self.vllm_config, self.device)
+        return read_head(self.model, self.vllm_config, self.device, self.specgraph.settings)
 
     def capture_head(self, head: VllmHead, cache: DraftCache, table: Tensor) -> FastPath:
         return capture_head(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from ascend_objects import StockProposer, config, runner, scheduled
+from specgraph_models import load_target
+from specgraph_models.errors import CheckpointError
 from specgraph_plugin.when_imported import when_imported
 from specgraph_vllm_ascend import plugin
 from specgraph_vllm_ascend.host_batch import host_batch, next_prompt_tokens, num_sampled
 from specgraph_vllm_ascend.proposer import verify_output
+from vllm_objects import MiMoMTP, mimo_folder
 
 from specgraph.errors import ConfigError, UnsupportedError
 
@@ -31,9 +36,11 @@ def test_without_the_key_nothing_changes() -> None:
         assert type(made(config(additional_config=settings, speculative_config__method="ngram"))) is StockProposer
 
 
-def test_vllm_ascends_proposer_becomes_specgraphs_and_its_runner_captures_both(caplog) -> None:
+@pytest.mark.parametrize("eager", [False, True])
+def test_vllm_ascends_proposer_becomes_specgraphs_and_its_runner_captures_both(eager) -> None:
+    """Also if vllm-ascend's own drafter runs eagerly."""
     of = runner()
-    found = made(config(), of=of)
+    found = made(config(speculative_config__enforce_eager=eager), of=of)
     assert isinstance(found, StockProposer)
     assert type(found).__name__ == "SpecgraphStockProposer"
     assert of.capture_model() == 7  # there is no head, so specgraph captures nothing
@@ -50,7 +57,6 @@ def test_vllm_ascends_proposer_becomes_specgraphs_and_its_runner_captures_both(c
         ({"parallel_config__tensor_parallel_size": 2}, "tensor_parallel_size 2; one NPU is served"),
         ({"parallel_config__data_parallel_size": 2}, "data_parallel_size 2"),
         ({"speculative_config__disable_padded_drafter_batch": True}, "disable_padded_drafter_batch"),
-        ({"speculative_config__enforce_eager": True}, "speculative option enforce_eager"),
         ({"model_config__enforce_eager": True}, "enforce_eager, or a mode of graphs NONE"),
         ({"kv_transfer_config": object()}, "kv_transfer_config"),
     ],
@@ -109,9 +115,18 @@ def test_a_module_is_wrapped_when_the_engine_imports_it(tmp_path, monkeypatch) -
     monkeypatch.delitem(sys.modules, "later_module")
 
 
-def test_a_cut_vocabulary_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"draft_vocab tokens.json; drafters keep their vocabulary here"):
-        made(config(additional_config={"specgraph": {"draft_vocab": "tokens.json"}}))
+def test_a_cut_vocabulary(tmp_path) -> None:
+    path, folder = tmp_path / "tokens.npy", mimo_folder(tmp_path / "mimo")
+    np.save(path, np.array([9, 3, 40]))
+    target = load_target(folder)
+    module = MiMoMTP(folder, json.loads((folder / "config.json").read_text()), target, torch.float16)
+    found = made(config(additional_config={"specgraph": {"draft_vocab": str(path)}}))
+    found.load_model(module)
+    assert (found.specgraph.head.draft_to_target + torch.arange(3)).tolist() == [3, 9, 40]
+    assert torch.equal(found.specgraph.head.lm_head, target.lm_head[[3, 9, 40]])
+    path.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokens\.npy"):
+        found.load_model(module)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
