@@ -12,8 +12,8 @@ $(VLLM_ASCEND_VENV)/done: $(VLLM_ASCEND_DIR)/engine/requirements.txt $(VLLM_ASCE
 	$(VLLM_ASCEND_BASE_PYTHON) -m venv --without-pip $(VLLM_ASCEND_VENV)
 	$(call install,$(VLLM_ASCEND_PYTHON),--no-deps -r $(VLLM_ASCEND_DIR)/engine/requirements.txt)
 	$(call install,$(VLLM_ASCEND_PYTHON),$(BUILD_TOOLS))
-	$(call install,$(VLLM_ASCEND_PYTHON),--no-build-isolation --no-deps -e . -e ./models -e integrations/plugin -e $(NPU_DIR) \
-	  -e $(VLLM_ASCEND_DIR))
+	$(call install,$(VLLM_ASCEND_PYTHON),--no-build-isolation --no-deps -e . -e ./models -e ./run -e ./conformance \
+	  -e integrations/plugin -e $(NPU_DIR) -e $(VLLM_ASCEND_DIR))
 	touch $@
 
 $(VLLM_ASCEND_MODELS)/eagle: $(VLLM_ASCEND_DIR)/engine/models.py | $(VENV)/.dev

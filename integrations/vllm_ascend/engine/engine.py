@@ -1,6 +1,6 @@
 """vLLM with vllm-ascend in this process, on the simulated runtime. One engine per process: vllm-ascend has globals.
 
-Three things are not from the wheels: `acl`, the simulated libraries, and `Slots` below.
+Not from the wheels are the simulated libraries, and `acl` and `stand_ins` of backends/npu/engine.
 """
 
 from __future__ import annotations
@@ -12,46 +12,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "backends/npu/simulator"))
+sys.path[:0] = [str(ROOT / "backends/npu" / folder) for folder in ("simulator", "engine")]
 import ascendsim
 
 RUNTIME = ascendsim.load(os.environ["ASCENDSIM_BUILD"], flavour="values", devices=1)
 """The runtime, with every limit on."""
 
-import torch
-import vllm.v1.worker.block_table as block_table
+import stand_ins
 from vllm import LLM, SamplingParams
-from vllm_ascend.utils import enable_custom_op
 
 K = 3
 SIZES = 4
 """The most requests at once."""
 SEPARATE: dict[str, Any] = {"enable_npugraph_ex": False, "fuse_norm_quant": False, "fuse_qknorm_rope": False}
 """vllm-ascend's fusions, which need operators of CANN's compiler."""
-
-
-class Slots:
-    """vLLM's kernel of slot mappings in torch ops. vllm-ascend calls it without a fallback, and there is no Triton."""
-
-    def __getitem__(self, grid: tuple[int]) -> Any:
-        def run(
-            num_tokens: int, most: int, starts: Any, positions: Any, table: Any, stride: int, block: int, slots: Any,
-            *, PAD_ID: int, **_: Any,
-        ) -> None:  # fmt: skip
-            lengths = (starts[1 : grid[0]] - starts[: grid[0] - 1]).long()
-            index = torch.arange(grid[0] - 1, device=positions.device)
-            request = torch.repeat_interleave(index, lengths, output_size=num_tokens)
-            at = positions[:num_tokens].long()
-            slots[:num_tokens] = (table[request, at // block] * block + at % block).to(slots.dtype)
-            slots[num_tokens:most].fill_(PAD_ID)
-
-        return run
-
-
-def prepare() -> None:
-    """Put the stand-ins in place; vllm-ascend's compiled operators can't load, which it must find before a compile."""
-    block_table._compute_slot_mapping_kernel = Slots()
-    enable_custom_op()
 
 
 class Engine:
@@ -65,13 +39,13 @@ class Engine:
             drafts: the speculative method and the folder of its drafter, which have the same name. None: no drafts.
             settings: of specgraph. None leaves drafting to vllm-ascend.
         """
-        prepare()
+        stand_ins.install()
         additional: dict[str, Any] = {"ascend_compilation_config": SEPARATE}
         if settings is not None:
             additional["specgraph"] = settings
         if drafts is not None:
-            model = str(models / ("target" if drafts == "mtp" else drafts))
-            options["speculative_config"] = {"method": drafts, "model": model, "num_speculative_tokens": K}
+            speculative = {"method": drafts, "model": str(models / drafts), "num_speculative_tokens": K}
+            options["speculative_config"] = speculative | options.get("speculative_config", {})
         sizes = [(K + 1) * n for n in range(1, SIZES + 1)]
         self.llm = LLM(
             str(models / options.pop("target", "target")),

@@ -28,9 +28,10 @@ def on_host(given: Any) -> Any:
 class Mirror:
     """Drafts of the device and of the cpu platform, which reads the drafter's folder by itself."""
 
-    def __init__(self, drafter: Any, models: Path, folder: str) -> None:
-        """drafter: the adopted proposer, with its graphs."""
-        fast, head = drafter.fast_path, load_drafter(models / folder, load_target(models / "target"))
+    def __init__(self, drafter: Any, models: Path, folder: str, draft_vocab: Path | None = None) -> None:
+        """drafter: the adopted proposer, with its graphs. draft_vocab: the file of the drafter's tokens, if any."""
+        target = load_target(models / "target")
+        fast, head = drafter.fast_path, load_drafter(models / folder, target, draft_vocab=draft_vocab)
         layer = fast.drafter.head.attention_layers[0]
         # vLLM rounds its table of cosines and sines to the model's dtype
         head.attention_layers = tuple(replace(own, rotary=layer.rotary.cpu()) for own in head.attention_layers)

@@ -2,8 +2,8 @@
 
 The target learns a made-up language, in which a token follows from the one before and from the last token that names a
 table. So its best token leads the second one clearly, by far more than bfloat16 rounds off, and depends on keys far
-back. The EAGLE-3 head is trained on the target's states for a short while: some of its drafts are accepted, and some
-are not. The EAGLE head has random weights.
+back. The drafters are trained on the target's states for a short while: some of their drafts are accepted, and some are
+not. They are an EAGLE-3 head, an EAGLE head of two layers, and an MTP module in a copy of the target, in MiMo's layout.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples/training"))
-from head import Eagle3Head
+from head import DecoderLayer, Eagle3Head, rotate
 
 VOCAB, TABLES, FIRST = 128, 4, 2
 """Tokens FIRST to FIRST + TABLES - 1 name a table."""
@@ -50,6 +53,13 @@ def texts(tables: torch.Tensor, count: int, length: int, g: torch.Generator, str
         table = torch.where(token < FIRST + TABLES, token - FIRST, table)
         made.append(token)
     return torch.stack(made, dim=1)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose words are the numbers of the tokens. Any other word is token FIRST."""
+    words = Tokenizer(WordLevel({str(token): token for token in range(VOCAB)}, unk_token=str(FIRST)))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token=str(FIRST)).save_pretrained(folder)
 
 
 def train_target(steps: int) -> LlamaForCausalLM:
@@ -107,35 +117,91 @@ def train_head(model: LlamaForCausalLM, steps: int, draft_steps: int = 3) -> Eag
     return head
 
 
-def write_random(folder: Path, tensors: dict[str, tuple[int, ...]], config: dict[str, Any], seed: int) -> None:
-    """Write a drafter of random weights; vectors are ones."""
-    g = torch.Generator().manual_seed(seed)
-    made = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=g) * shape[1] ** -0.5
-        for name, shape in tensors.items()
-    }
+class PairDrafter(torch.nn.Module):
+    """An EAGLE drafter or an MTP module: layers over a pair, the embedded next token and the target's state."""
+
+    def __init__(self, layers: int, *, mtp: bool) -> None:
+        """mtp: with the norms of MiMo's module. EAGLE has none but those within its layers."""
+        super().__init__()
+        size, eps = SIZES["hidden_size"], SIZES["rms_norm_eps"]
+        self.token_layernorm, self.hidden_layernorm, self.final_layernorm = (
+            torch.nn.RMSNorm(size, eps=eps) if mtp else torch.nn.Identity() for _ in range(3)
+        )
+        self.fc = torch.nn.Linear(2 * size, size, bias=False)
+        self.layers = torch.nn.ModuleList(DecoderLayer(SIZES, size) for _ in range(layers))
+        if not mtp:
+            self.layers[0].input_layernorm = torch.nn.Identity()
+
+    def forward(self, embeds: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the states [B, R, H] of rows with embedded next tokens and states of the target, [B, R, H] each."""
+        x = self.fc(torch.cat([self.token_layernorm(embeds), self.hidden_layernorm(hidden)], dim=-1))
+        positions = torch.arange(x.shape[1])[None]
+        for layer in self.layers:
+            normed = layer.input_layernorm(x)
+            query, key, value = (
+                layer.self_attn[f"{name}_proj"](normed).unflatten(-1, (-1, SIZES["head_dim"])).transpose(1, 2)
+                for name in "qkv"
+            )
+            query, key = (rotate(each, positions, SIZES["rope_theta"]) for each in (query, key))
+            key, value = (each.expand_as(query) for each in (key, value))
+            x = layer.finish(F.scaled_dot_product_attention(query, key, value, is_causal=True), x)
+        return self.final_layernorm(x)
+
+
+def train_pairs(model: LlamaForCausalLM, drafter: PairDrafter, steps: int, *, normed: bool) -> PairDrafter:
+    """Train one draft step on the target's states. normed: the states after its last norm, not those before."""
+    g, tables, seen = torch.Generator().manual_seed(4), language(), list[torch.Tensor]()
+    embedding, norm = model.get_input_embeddings().weight.detach(), model.model.norm
+    hook = norm.register_forward_hook(lambda _, given, after: seen.append(after if normed else given[0]))
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=2e-3, weight_decay=0.0)
+    for step in range(steps):
+        batch = texts(tables, BATCH, LENGTH, g, strays=0.1)
+        with torch.no_grad():
+            answer = model(batch).logits.argmax(-1)
+        logits = model.lm_head(drafter(embedding[batch[:, 1:]], seen.pop()[:, :-1]))
+        loss = F.cross_entropy(logits.flatten(0, 1), answer[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0:
+            print("pairs", step, round(loss.item(), 3), flush=True)
+    hook.remove()
+    return drafter
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> None:
+    """Write a folder in bfloat16."""
+    config = {**SIZES, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1, **config}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.bfloat16() for name, tensor in made.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.bfloat16().contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
 
 
-def layer(prefix: str, inputs: int = 256) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of an EAGLE drafter's first layer, which has no norm before attention."""
-    shapes = {"q": (256, inputs), "k": (128, inputs), "v": (128, inputs), "o": (256, 256)}
-    made: dict[str, tuple[int, ...]] = {f"{prefix}.self_attn.{n}_proj.weight": shape for n, shape in shapes.items()}
-    made |= {f"{prefix}.mlp.{n}_proj.weight": (256, 256) for n in ("gate", "up", "down")}
-    return made | {f"{prefix}.post_attention_layernorm.weight": (256,)}
+def write_mtp(folder: Path, target: LlamaForCausalLM, module: PairDrafter) -> None:
+    """Write the target and the module as one folder of MiMo, a Qwen2 whose biases are zero here."""
+    tensors = {name: tensor.detach() for name, tensor in target.state_dict().items()}
+    for name, tensor in module.state_dict().items():
+        if name == "fc.weight":  # MiMo has the columns of the state first
+            tensors["model.mtp_layers.0.input_proj.weight"] = tensor.roll(SIZES["hidden_size"], dims=1)
+        else:
+            tensors[f"model.mtp_layers.0.{name.removeprefix('layers.0.')}"] = tensor
+    for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
+        tensors[name.replace("weight", "bias")] = torch.zeros(tensors[name].shape[0])
+    names = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
+    write(folder, tensors, **names, num_hidden_layers=LAYERS, num_nextn_predict_layers=1)
 
 
 def main(folder: Path) -> None:
     quick = int(os.environ.get("STEPS", "360"))
     target = train_target(quick)
     target.to(torch.bfloat16).save_pretrained(folder / "target")
+    write_tokenizer(folder / "target")
     head = train_head(target.float(), quick // 3)
     head.save(folder / "eagle3")
-    base = {**SIZES, "num_hidden_layers": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
-    eagle = {**layer("layers.0"), "fc.weight": (256, 512)}
-    write_random(folder / "eagle", eagle, base | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, 4)
+    torch.manual_seed(5)
+    write_mtp(folder / "mtp", target, train_pairs(target, PairDrafter(1, mtp=True), quick // 3, normed=False))
+    eagle = train_pairs(target, PairDrafter(2, mtp=False), quick // 3, normed=True).state_dict()
+    write(folder / "eagle", eagle, architectures=["LlamaForCausalLM"], model_type="llama", num_hidden_layers=2)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import contextlib
 import json
 import sys
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from engine import RUNTIME, Engine
+import numpy as np
+from engine import RUNTIME, Engine, K
 from mirror import Mirror, differing
 from prompts import schedule, some_prompts
 from specgraph_npu.task_groups import NpuTaskGroup
@@ -83,12 +85,17 @@ def greedy(models: Path) -> dict[str, Any]:
     RUNTIME.schedule(0, 0, 0)
     result["schedules"] = schedules
     mirror.pause()
-    for name, drafter.use_vllm in (("specgraph", False), ("stock", True)):
+    return result | in_both_ways(engine, rounds)
+
+
+def in_both_ways(engine: Engine, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Serve four prompts by specgraph and by vllm-ascend's own code, and count. rounds: the result of `watch`."""
+    result: dict[str, Any] = {}
+    for name, engine.drafter.use_vllm in (("specgraph", False), ("stock", True)):
         del rounds[:]
         before = seen()
         result[f"{name} tokens"] = engine.serve(PROMPTS[:4], [NEW] * 4, [0] * 4)
         result[f"{name} proposes"], result[f"{name} whole"] = list(rounds), dict(seen() - before)
-    result["counts"] = dict(drafter.counts.by_reason)
     return result
 
 
@@ -114,22 +121,32 @@ def faults(models: Path) -> dict[str, Any]:
     mirror.update = lambda n, starts, counts: update(n, [max(at - 3, 0) for at in starts], counts)
     serve("a length that is 3 too short")
     mirror.update = update
-    swap_ops(fast)
-    serve("swapped ops of draft steps 1 and 2")
-    swap_ops(fast)
+    with swapped(fast, (1, 0), (2, 0)):
+        serve("swapped ops of draft steps 1 and 2")
     serve("none again")
     skip_an_update()
     serve("a skipped update")
     return result
 
 
-def swap_ops(fast: Any) -> None:
-    """Let the updates of draft steps 1 and 2 issue each other's op."""
-    for captured in fast.drafter.graphs._captured.values():
-        tasks = captured.updates.tasks
-        if {1, 2} <= tasks.keys():
-            one, two = tasks[1][0], tasks[2][0]
-            tasks[1][0], tasks[2][0] = one._replace(prepare=two.prepare), two._replace(prepare=one.prepare)
+@contextlib.contextmanager
+def swapped(fast: Any, one: tuple[int, int], other: tuple[int, int]) -> Generator[None]:
+    """Let the updates of two ops issue each other's op within the block. one, other: draft step and layer of each."""
+
+    def swap() -> None:
+        for captured in fast.drafter.graphs._captured.values():
+            tasks = captured.updates.tasks
+            if len(tasks) == K:  # not a graph of prompts
+                (step, layer), (to_step, to_layer) = one, other
+                first, second = tasks[step][layer], tasks[to_step][to_layer]
+                tasks[step][layer] = first._replace(prepare=second.prepare)
+                tasks[to_step][to_layer] = second._replace(prepare=first.prepare)
+
+    swap()
+    try:
+        yield
+    finally:
+        swap()
 
 
 def skip_an_update() -> None:
@@ -145,13 +162,17 @@ def skip_an_update() -> None:
     NpuTaskGroup.update = all_but_one  # type: ignore[method-assign]
 
 
-def shorter(models: Path, drafts: str, settings: dict[str, Any], **options: Any) -> dict[str, Any]:
+def mirrored(engine: Engine, mirror: Mirror) -> dict[str, Any]:
     """Serve with drafts, which are also made on the cpu platform."""
-    engine = Engine(models, drafts, settings, **options)
-    mirror = Mirror(engine.drafter, models, drafts)
     tokens = engine.serve(PROMPTS, [NEW] * len(PROMPTS), [3 * i for i in range(len(PROMPTS))])
     made = {"tokens": tokens, "differing": differing(mirror.rounds), "proposes": len(mirror.rounds)}
+    made["sampled"] = sorted({count for each in mirror.rounds for count in each["sampled"]})
     return made | {"counts": dict(engine.drafter.counts.by_reason)}
+
+
+def shorter(models: Path, drafts: str, settings: dict[str, Any], **options: Any) -> dict[str, Any]:
+    engine = Engine(models, drafts, settings, **options)
+    return mirrored(engine, Mirror(engine.drafter, models, drafts))
 
 
 def asynchronous(models: Path) -> dict[str, Any]:
@@ -160,8 +181,40 @@ def asynchronous(models: Path) -> dict[str, Any]:
 
 
 def eagle(models: Path) -> dict[str, Any]:
-    """Serve with an EAGLE drafter of random weights."""
-    return shorter(models, "eagle", {})
+    """Serve with an EAGLE drafter of two layers. Then swap their ops in the update of one draft step."""
+    engine = Engine(models, "eagle", {})
+    mirror = Mirror(engine.drafter, models, "eagle")
+    result = mirrored(engine, mirror)
+    del mirror.rounds[:]
+    with swapped(engine.drafter.fast_path, (1, 0), (1, 1)):
+        tokens = engine.serve(PROMPTS[:4], [NEW] * 4, [0] * 4)
+    result["swapped layers"] = {"tokens": tokens, "differing": differing(mirror.rounds)}
+    mirror.pause()
+    return result | in_both_ways(engine, watch(engine.drafter))
+
+
+MIMO: dict[str, Any] = {"target": "mtp", "speculative_config": {"enforce_eager": True}}
+"""vLLM's own MiMo module can't be captured: it indexes rows by a mask, for which torch_npu waits for the stream."""
+
+
+def mtp(models: Path) -> dict[str, Any]:
+    """Serve a target of MiMo's layout with its MTP module."""
+    engine = Engine(models, "mtp", {}, **MIMO)
+    mirror = Mirror(engine.drafter, models, "mtp")
+    result = mirrored(engine, mirror)
+    mirror.pause()
+    return result | in_both_ways(engine, watch(engine.drafter))
+
+
+def vocabulary(models: Path) -> dict[str, Any]:
+    """Serve with an MTP module that drafts half of the target's tokens."""
+    path = models / "draft_vocab.npy"
+    np.save(path, np.arange(2, 66))
+    engine = Engine(models, "mtp", {"draft_vocab": str(path)}, **MIMO)
+    mirror = Mirror(engine.drafter, models, "mtp", path)
+    result = mirrored(engine, mirror)
+    drafted = {token for each in mirror.rounds for request in each["device"] for token in request}
+    return result | {"drafted": sorted(drafted)}
 
 
 def few(models: Path) -> dict[str, Any]:
@@ -169,9 +222,9 @@ def few(models: Path) -> dict[str, Any]:
     return shorter(models, "eagle3", {"capture_sizes": [1, 2, 3]})
 
 
-WAYS = {"plain": plain, "greedy": greedy, "faults": faults, "asynchronous": asynchronous, "eagle": eagle, "few": few}
+WAYS = (plain, greedy, faults, asynchronous, eagle, mtp, vocabulary, few)
 
 if __name__ == "__main__":
-    made = WAYS[sys.argv[1]](Path(sys.argv[2]))
+    made = {way.__name__: way for way in WAYS}[sys.argv[1]](Path(sys.argv[2]))
     made["violations"] = RUNTIME.report()["violations"]
     Path(sys.argv[3]).write_text(json.dumps(made))

@@ -1,8 +1,9 @@
 """Tries specgraph and its plugin on an NPU, and writes one JSON: python try_npu.py OUT.json
 
 Run it in the environment of vllm-ascend with specgraph installed, on a machine with an NPU. `--target` and `--draft`
-are folders of a target and its EAGLE-3 drafter; without them no prompt is served. Each part runs in a process of its
-own, so one that fails or hangs does not hide the others. Send the file to whoever asked you to run this.
+are folders of a target and its EAGLE-3 drafter; without them no prompt is served. `--engine` has further arguments of
+vLLM's `LLM` as JSON. Each part runs in a process of its own, so one that fails or hangs does not hide the others. Send
+the file to whoever asked you to run this.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import importlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
@@ -25,6 +28,7 @@ DISTRIBUTIONS = (
     "specgraph-vllm-ascend",
 )  # fmt: skip
 SUITE = [sys.executable, "-m", "specgraph_run", "conformance", "npu"]
+GROUPS = ("streams", "capture", "replay", "task_update", "attention")
 
 
 def versions() -> dict[str, Any]:
@@ -35,6 +39,8 @@ def versions() -> dict[str, Any]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
+    if shutil.which("npu-smi") is None:
+        return found | {"npu-smi": None}
     done = subprocess.run(["npu-smi", "info"], capture_output=True, text=True, timeout=60)
     return found | {"npu-smi": done.stdout}
 
@@ -43,6 +49,7 @@ def signatures() -> dict[str, Any]:
     """Return the parameters of the names of torch_npu and vllm-ascend that are called, and those that are missing."""
     names = importlib.import_module("specgraph_vllm_ascend.names")
     npu: Any = importlib.import_module("torch_npu").npu
+    importlib.import_module("vllm_ascend.worker.worker")  # as vLLM does; without it the runner's imports are circular
     runner: Any = importlib.import_module(names.RUNNER_MODULE)
     tasks = [f"graph_task_{name}" for name in ("group_begin", "group_end", "update_begin", "update_end")]
     found = {name: str(signature(getattr(npu, name))) for name in tasks}
@@ -62,16 +69,17 @@ def device() -> dict[str, Any]:
     return made | {"info": str(opened.info), "attention": list(opened.attention_backends())}
 
 
-def served(target: str, draft: str) -> dict[str, Any]:
+def served(target: str, draft: str, engine: dict[str, Any]) -> dict[str, Any]:
     """Serve prompts by vllm-ascend's own drafts and by specgraph's, in one engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    llm: Any = LLM(
-        target, dtype="bfloat16", max_model_len=2048, max_num_seqs=8,
-        speculative_config={"method": "eagle3", "model": draft, "num_speculative_tokens": 3},
-        additional_config={"specgraph": {}}, compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"},
-    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16", "max_model_len": 2048, "max_num_seqs": 8, "additional_config": {"specgraph": {}},
+        "speculative_config": {"method": "eagle3", "model": draft, "num_speculative_tokens": 3},
+        "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"},
+    }  # fmt: skip
+    llm: Any = LLM(target, **settings | engine)
     drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
     prompts = ["The capital of France is", "def fibonacci(n):", "Once upon a time", "1, 2, 3, 4,"]
     made: dict[str, Any] = {}
@@ -95,13 +103,17 @@ def tried(part: str, arguments: list[str], timeout: int) -> dict[str, Any]:
         return {"error": f"exit code {done.returncode}", "output": (done.stdout + done.stderr)[-6000:]}
 
 
-def suite(group: str, out: Path) -> dict[str, Any]:
-    """Run a group of the conformance suite. Its report is part of the result."""
-    report = out.with_suffix(f".{group}.json")
-    command = [*SUITE, "--group", group, "--json", str(report)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-    text = json.loads(report.read_text()) if report.exists() else None
-    return {"exit code": done.returncode, "output": done.stdout[-3000:], "report": text}
+def suite(chosen: list[str]) -> dict[str, Any]:
+    """Run some cases of the conformance suite. Its report is part of the result."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [*SUITE, *chosen, "--json", str(report)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+        except subprocess.TimeoutExpired:
+            return {"error": "not done after 1800 s"}
+        text = json.loads(report.read_text()) if report.exists() else None
+        return {"exit code": done.returncode, "output": (done.stdout + done.stderr)[-3000:], "report": text}
 
 
 def main() -> None:
@@ -109,28 +121,31 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", default="")
     parser.add_argument("--draft", default="")
+    parser.add_argument("--engine", default="{}")
+    parser.add_argument("--quick", action="store_true", help="of the suite only its quick run, without whole groups")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     given = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "versions": versions, "signatures": signatures, "device": device,
-        "served": lambda: served(given.target, given.draft),
+        "served": lambda: served(given.target, given.draft, json.loads(given.engine)),
     }  # fmt: skip
     if given.part:
         print(json.dumps(parts[given.part]()))
         return
     result: dict[str, Any] = {}
+
+    def note(name: str, found: dict[str, Any]) -> None:
+        result[name] = found
+        given.out.write_text(json.dumps(result, indent=1))
+        print(name, found.get("exit code", "failed" if "error" in found else "done"), flush=True)
+
     for part in parts:
         if part != "served" or (given.target and given.draft):
-            result[part] = tried(part, ["--target", given.target, "--draft", given.draft], timeout=1800)
-            given.out.write_text(json.dumps(result, indent=1))
-            print(part, "failed" if "error" in result[part] else "done", flush=True)
-    for group in ("streams", "capture", "replay", "task_update", "attention"):
-        try:
-            result[f"suite {group}"] = suite(group, given.out)
-        except subprocess.TimeoutExpired:
-            result[f"suite {group}"] = {"error": "not done after 1800 s"}
-        given.out.write_text(json.dumps(result, indent=1))
-        print("suite", group, result[f"suite {group}"].get("exit code"), flush=True)
+            arguments = ["--target", given.target, "--draft", given.draft, "--engine", given.engine]
+            note(part, tried(part, arguments, timeout=1800))
+    note("suite quick", suite(["--quick"]))
+    for group in () if given.quick else GROUPS:
+        note(f"suite {group}", suite(["--group", group]))
 
 
 if __name__ == "__main__":

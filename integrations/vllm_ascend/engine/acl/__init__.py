@@ -1,1 +1,0 @@
-"""Stands in for CANN's Python module, which no index has. vllm-ascend imports it for sleep mode."""
