@@ -1,6 +1,9 @@
-"""Random models with gated delta nets, written by transformers, and drafts that are right up to a random place."""
+"""Targets with gated delta nets: random models that transformers writes, and whole rounds on any platform."""
 
 import torch
+from specgraph_conformance.decode_rig import decoder_settings
+from specgraph_conformance.tiny_models import make_head, make_target
+from specgraph_run.decoder import Request, SpeculativeDecoder
 
 FAMILIES = {
     "qwen3_next": ("Qwen3Next", "Qwen3NextConfig"),
@@ -60,31 +63,44 @@ def random_sizes(family, rng):
     return sizes
 
 
-def oracle_drafts(decoder, known, rng):
-    """Let the drafter of a decoder draft the known texts, wrong from a random place on in each round.
+def with_cancels(platform, kind, lowering, attention=None):
+    """Decode requests that join, end and are cancelled over a target with a recurrent layer, twice.
 
-    known: prompt -> the prompt and its greedy continuation.
+    All states hold NaN at first, as a slot's last owner may leave them. The second time must give what the first gave.
+
+    Returns:
+        Tokens and log-probabilities of each request. Those of the second one end where it is cancelled.
     """
-    drafter, vocab = decoder.drafter, decoder.target.model.vocab_size
-    propose = drafter.propose
-
-    def scripted(batch, **options):
-        propose(batch, **options)
-        k = options["num_speculative_tokens"]
-        k = decoder.config.num_speculative_tokens if k is None else k
-        memory = drafter.shared
-        drafts = drafter.draft_programs[False].buffers.draft_token_ids
-        for row, state in enumerate(decoder.rounds.rows):
-            if state is None or not int(memory.num_sampled[row]):
-                continue
-            text = known[tuple(state.request.prompt_token_ids)]
-            first = int(memory.start_positions[row] + memory.num_sampled[row]) + 1
-            right = text[first : first + k]
-            right += [0] * (k - len(right))
-            place = rng.randint(0, k)
-            wrong = [
-                token if i < place else (token + 1 + rng.randrange(vocab - 1)) % vocab for i, token in enumerate(right)
-            ]
-            drafts[row, :k] = torch.tensor(wrong, dtype=drafts.dtype)
-
-    drafter.propose = scripted
+    device = platform.device
+    target, head = make_target(3, device, recurrent=True), None if kind is None else make_head(kind, 3, device)
+    config, options = decoder_settings(
+        num_speculative_tokens=3, max_num_requests=2, max_model_len=48, block_size=4, capture_sizes=[2],
+        prefill_sizes=[8], decode=lowering, logprobs=True,
+    )  # fmt: skip
+    made = SpeculativeDecoder(target, head, platform, config, options, attention=attention, query_len=config.query_len)
+    g = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(0, target.vocab_size, (n,), generator=g).tolist() for n in (4, 9, 1, 14)]
+    texts = []
+    with torch.inference_mode():
+        made.capture()
+        assert made.target.resolution.lowering == lowering
+        states = made.target.states
+        for tensor in states.layers[0]:
+            tensor.fill_(float("nan"))
+        for _ in range(2):
+            ids = [made.add(Request(prompt_token_ids=p, max_tokens=7 + 3 * i)) for i, p in enumerate(prompts)]
+            seen = {each: ([], []) for each in ids}
+            while made.num_unfinished:
+                if len(seen[ids[1]][0]) > 2:
+                    made.cancel(ids[1])
+                for chunk in made.step():
+                    seen[chunk.request][0].extend(chunk.token_ids)
+                    seen[chunk.request][1].extend(chunk.logprobs)
+                slots = [state.slot for state in made.rounds.running]
+                assert sorted(slots) == sorted({*slots} & {1, 2})
+            texts.append(list(seen.values()))
+        assert texts[0] == texts[1], "a state of its slot's last owner"
+        assert all(bool(tensor[0].isnan().all()) for tensor in states.layers[0]), "the null slot was written"
+        assert kind is None or made.metrics.num_drafts
+    made.close()
+    return texts[0]

@@ -1,6 +1,6 @@
-"""Targets with gated delta nets: logits and greedy texts against transformers, whole rounds with scripted drafts.
+"""Targets with gated delta nets: whole rounds with scripted drafts, sampled text, folders and GGUF files.
 
-`SPECGRAPH_HYBRID_CONFIGS=60` runs 60 random configurations of each family, 200 random decodings and 3,000 requests.
+`SPECGRAPH_HYBRID_CONFIGS=60` runs 200 random decodings, 3,000 requests and 4,000 sampled texts of each kind of drafter.
 """
 
 import dataclasses
@@ -10,28 +10,25 @@ import random
 import pytest
 import torch
 from changed_folders import change_config, refused
-from recurrent_targets import FAMILIES, MIXTURE, SIZES, oracle_drafts, random_sizes, write_hybrid
-from specgraph_conformance.decode_rig import decoder_settings
-from specgraph_conformance.oracles import DenseKeys
-from specgraph_conformance.state_oracles import DenseStates
+from goodness_of_fit import p_value
+from recurrent_targets import FAMILIES, MIXTURE, SIZES, with_cancels, write_hybrid
+from scripted_rounds import closed, decoder_of, oracle_drafts, some_prompts, texts, theirs
+from specgraph_conformance.decode_rig import logits_of
 from specgraph_conformance.tiny_models import HIDDEN, make_head, make_target
 from specgraph_models.checkpoints import load_drafter, load_target
 from specgraph_models.checkpoints.architectures import ARCHITECTURES
 from specgraph_models.draft_model import DraftModelHead
 from specgraph_models.parallel import TensorParallel
-from specgraph_run.decoder import Request, SpeculativeDecoder
+from specgraph_run.decoder import Request
 from specgraph_run.decoder.blocks import size_cache
 from specgraph_run.decoder.states import bytes_per_request, free_slot
 
-from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.cpu import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.draft.ngram import NgramHead
 from specgraph.errors import CapacityError, ConfigError, UnsupportedError
 
-CONFIGS = int(os.environ.get("SPECGRAPH_HYBRID_CONFIGS", "1"))
-IS_LONG = CONFIGS > 1
-VOCAB = 120
+IS_LONG = int(os.environ.get("SPECGRAPH_HYBRID_CONFIGS", "1")) > 1
 CPU = torch.device("cpu")
 
 
@@ -39,76 +36,6 @@ CPU = torch.device("cpu")
 def _inference():
     with torch.inference_mode():
         yield
-
-
-def decoder_of(target, head, attention="device", **changes):
-    """A decoder of up to two requests; its prefill passes have up to 8 rows."""
-    settings = {
-        "num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 64, "block_size": 4, "capture_sizes": [2],
-        "prefill": "eager", "prefill_sizes": [8], "decode": "eager", **changes,
-    }  # fmt: skip
-    platform = CpuPlatform()
-    config, options = decoder_settings(**settings)
-    backend = PagedHostAttention(platform) if attention == "host" else PagedAttention()
-    made = SpeculativeDecoder(target, head, platform, config, options, query_len=config.query_len, attention=backend)
-    made.capture()
-    return made
-
-
-def closed(decoder):
-    decoder.close()
-    decoder.platform.close()
-
-
-def texts(decoder, prompts, max_tokens):
-    return [
-        r.token_ids for r in decoder.generate([Request(prompt_token_ids=p, max_tokens=max_tokens) for p in prompts])
-    ]
-
-
-def theirs(model, prompts, max_tokens):
-    def greedy(prompt):
-        ids = torch.tensor([prompt])
-        made = model.generate(ids, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None)
-        return made[0, len(prompt) :].tolist()
-
-    return [greedy(prompt) for prompt in prompts]
-
-
-def some_prompts(seed, lengths):
-    g = torch.Generator().manual_seed(seed)
-    return [torch.randint(1, VOCAB, (n,), generator=g).tolist() for n in lengths]  # transformers masks token 0, padding
-
-
-def exact_logits(folder, prompt):
-    """The logits after a prompt in float64."""
-    target = load_target(folder, max_model_len=64, dtype=torch.float64)
-    dense = DenseKeys.empty(target.attention_layers)
-    dense.at(range(len(prompt)))
-    out = target.forward(torch.tensor(prompt), dense.attend, (), DenseStates(target.recurrent_layers).recur)
-    return target.logits(out.hidden[-1:])[0]
-
-
-@pytest.mark.parametrize("seed", range(CONFIGS))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_and_texts_are_those_of_transformers(family, seed, tmp_path):
-    """Logits of prompts in one to three chunks, then greedy texts through rounds with drafts, some of them wrong."""
-    rng = random.Random(f"{family} {seed}")
-    model = write_hybrid(family, tmp_path, seed, **random_sizes(family, rng))
-    target = load_target(tmp_path, max_model_len=64)
-    k = rng.randint(1, 5)
-    prompts = some_prompts(seed, [rng.randint(1, 8), rng.randint(9, 24), k + 1])
-    expected = theirs(model, prompts, 14)
-    decoder = decoder_of(target, NgramHead(VOCAB, 2, 1), num_speculative_tokens=k, decode="merged")
-    for prompt in prompts:
-        texts(decoder, [prompt], 1)
-        ours, logits = decoder.target.prompt_logits[0], model(torch.tensor([prompt])).logits[0, -1]
-        if float((ours - logits).abs().max()) > 1e-4:  # transformers' chunks round more: one of 180 was off by 1.2e-4
-            torch.testing.assert_close(ours.double(), exact_logits(tmp_path, prompt), rtol=0, atol=1e-4)
-    oracle_drafts(decoder, {tuple(p): p + t for p, t in zip(prompts, expected, strict=True)}, rng)
-    assert texts(decoder, prompts, 14) == expected
-    assert decoder.metrics.mean_acceptance_length > 1
-    closed(decoder)
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +104,42 @@ def test_cancelled_requests_leave_their_slots(tiny):
                 del live[chunk.request]
                 done += 1
     closed(decoder)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash", "ngram"] if IS_LONG else ["mtp"])
+def test_sampled_text_has_the_targets_distribution(kind, tiny):
+    """Chi-square of each token's rank among float64 logits after the tokens before it. Rounds reject some drafts."""
+    draws, rows, places = (4000, 64, 12) if IS_LONG else (96, 24, 12)
+    decoder = decoder_of(
+        tiny, make_head(kind, 3, CPU), sampled=True, max_num_requests=rows, capture_sizes=[rows], max_model_len=32
+    )
+    asked = [
+        Request(prompt_token_ids=[5, 9, 5, 2, 9, 5], max_tokens=places, temperature=0.15, seed=seed)
+        for seed in range(draws)
+    ]
+    found = [each.token_ids for each in decoder.generate(asked)]
+    assert 0 < sum(decoder.metrics.accepted) < 3 * decoder.metrics.num_drafts
+    counts, wanted = torch.zeros(2, places, 64, dtype=torch.float64)
+    for request, tokens in zip(asked, found, strict=True):
+        likely = logits_of(decoder, request, tokens).sort(descending=True)
+        wanted += (likely.values / request.temperature).softmax(-1)
+        counts += likely.indices == torch.tensor(tokens)[:, None]
+    closed(decoder)
+    values = [p_value(*pair) for pair in zip([counts.sum(0), *counts], [wanted.sum(0), *wanted], strict=True)]
+    print(f"{kind}, {draws} texts: p = {values[0]:.3f}, by place {[round(value, 3) for value in values[1:]]}")
+    assert min(values) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash", "ngram"] if IS_LONG else ["mtp", "dflash"])
+def test_every_lowering_has_the_bits_of_eager(kind):
+    """Requests join, end and are cancelled; tokens are those of the target alone."""
+    platform = CpuPlatform()
+    eager = with_cancels(platform, kind, "eager")
+    for lowering in ("step", "merged") if IS_LONG else ("merged",):
+        assert with_cancels(platform, kind, lowering) == eager
+    for (tokens, _), (own, _) in zip(eager, with_cancels(platform, None, "eager"), strict=True):
+        assert tokens[: len(own)] == own[: len(tokens)]
+    platform.close()
 
 
 def test_every_k_by_measured_times(tiny):

@@ -56,22 +56,32 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
         if architecture in DEEPSEEK:  # keys of the authors' own file; transformers supports these values only
             source.require({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
             source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # used in training
-        first = source.integer("first_k_dense_replace", int(architecture == "glm4_moe_lite"))
-        sparse = [i >= first for i in range(num_layers)]
         if architecture == "glm4_moe_lite":
-            _check_kinds(source, sparse)
+            sparse = _listed(source, num_layers)
+        else:
+            first = source.integer("first_k_dense_replace", 0)
+            sparse = [i >= first for i in range(num_layers)]
         routing = _grouped(source, num_experts, top_k) | {"shared_inner": inner * source.integer("n_shared_experts", 1)}
     return ExpertsConfig(num_experts=num_experts, top_k=top_k, inner=inner, layers=tuple(sparse), **routing)
 
 
-def _check_kinds(source: ConfigSource, sparse: list[bool]) -> None:
-    """Raise CheckpointError if GLM-4.7-Flash's two keys about dense layers differ: transformers reads the list only."""
-    types = source.strings("mlp_layer_types") or ("dense", *["sparse"] * (len(sparse) - 1))
-    if [kind == "sparse" for kind in types] != sparse or not {*types} <= {"dense", "sparse"}:
+def _listed(source: ConfigSource, num_layers: int) -> list[bool]:
+    """Return for each layer of GLM-4.7-Flash whether it has the mixture. transformers reads `mlp_layer_types` only.
+
+    Raises CheckpointError if `first_k_dense_replace` is there and differs.
+    """
+    types = source.strings("mlp_layer_types") or ("dense", *["sparse"] * (num_layers - 1))
+    sparse = [kind == "sparse" for kind in types]
+    first = source.integer("first_k_dense_replace") if source.has("first_k_dense_replace") else None
+    if len(types) != num_layers or not {*types} <= {"dense", "sparse"}:
+        raise source.fail("mlp_layer_types", f"is {shown(list(types))}; it should be dense or sparse for each of "
+                          f"{num_layers} layers")  # fmt: skip
+    if first is not None and sparse != [i >= first for i in range(num_layers)]:
         raise source.fail(
-            "mlp_layer_types", f"is {shown(list(types))}, and 'first_k_dense_replace' has {sparse.count(False)} dense "
-            "layers first; keep the right one"
+            "mlp_layer_types", f"is {shown(list(types))}, and 'first_k_dense_replace' has {first} dense layers first; "
+            "keep the right one"
         )  # fmt: skip
+    return sparse
 
 
 def _grouped(source: ConfigSource, num_experts: int, top_k: int) -> dict[str, Any]:
