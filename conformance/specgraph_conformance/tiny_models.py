@@ -136,15 +136,18 @@ def recurrent_target_of(draw: Draw) -> LlamaTarget:
     embed, lm_head = vocabulary(draw(0))
     w, sizes = draw(12), DELTA
     rows = sizes.channels + sizes.values + 2 * sizes.value_heads
-    wide: dict[str, Any] = {"dtype": torch.float32, "device": w.device}
+
+    def spread(first: float, last: float, count: int) -> Tensor:
+        return torch.linspace(first, last, count, dtype=torch.float32).to(w.device)  # made on the host, as all weights
+
     net = DeltaNet(
         config=sizes,
         weights=DeltaWeights(
             conv=w.random(sizes.channels, sizes.kernel, scale=0.6),
-            decay=-torch.linspace(0.02, 0.8, sizes.value_heads, **wide),
-            dt_bias=torch.linspace(-1.0, 1.0, sizes.value_heads, **wide),
+            decay=-spread(0.02, 0.8, sizes.value_heads),
+            dt_bias=spread(-1.0, 1.0, sizes.value_heads),
         ),
-        norm=torch.linspace(0.6, 1.4, sizes.value_size, **wide),
+        norm=spread(0.6, 1.4, sizes.value_size),
     )
     recurrent = replace(
         layer(w, w.hidden, gain=1.2),

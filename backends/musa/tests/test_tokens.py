@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from draft.on_platform import batches_for, decoded, make_drafter, propose
+from recurrent_targets import with_cancels
 
 LOWERINGS = ["eager", "piecewise", "step", "merged"]
 
@@ -70,3 +73,17 @@ def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind):
     for lowering in WAYS[kind]:
         platform = musa if lowering in ("eager", "piecewise", "step") else forced
         assert decoded(platform, kind, lowering, 3)[0] == expected, lowering
+
+
+LONG = bool(os.environ.get("SPECGRAPH_HYBRID_CONFIGS"))
+"""All kinds and lowerings over a recurrent target."""
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash", "ngram"] if LONG else ["mtp"])
+def test_recurrent_targets_have_the_bits_of_eager(musa, forced, cpu, kind):
+    """Requests join, end and are cancelled. Tokens are those of the cpu platform."""
+    eager = with_cancels(musa, kind, "eager")
+    for lowering in ("piecewise", "step", "merged") if LONG else ("merged",):
+        assert with_cancels(forced if lowering == "merged" else musa, kind, lowering) == eager, lowering
+    for (tokens, _), (own, _) in zip(eager, with_cancels(cpu, None, "eager"), strict=True):
+        assert tokens[: len(own)] == own[: len(tokens)]

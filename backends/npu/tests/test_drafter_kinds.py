@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import pytest
@@ -10,6 +11,7 @@ from specgraph_npu.attention import make_attention, store_latent
 from specgraph_npu.host_ops import HostOp
 
 from draft.on_platform import RAGGED, batches_for, decoded, make_drafter, propose
+from recurrent_targets import with_cancels
 from specgraph.attention import AttentionLayer, PagedAttention
 from specgraph.cpu import CpuPlatform
 from specgraph.device import LOWERINGS
@@ -51,6 +53,27 @@ def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k, name):
         seen, spent = decoded(npu, kind, lowering, k, attention)
         assert seen == expected, lowering
         assert spent["synchronizes"] == 0
+
+
+LONG = bool(os.environ.get("SPECGRAPH_HYBRID_CONFIGS"))
+"""All kinds and attentions over a recurrent target."""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["fia", "atb-paged", "paged"] if LONG else ["fia"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash", "ngram"] if LONG else ["eagle3"])
+def test_recurrent_targets_have_the_bits_of_eager(npu, runtime, kind, name):
+    """Requests join, end and are cancelled. Tokens are those of the cpu platform."""
+
+    def run(lowering):
+        attention = PagedAttention() if name == "paged" else make_attention(npu, name)
+        return with_cancels(npu, kind, lowering, attention)
+
+    eager = run("eager")
+    for lowering in ("step", "merged") if LONG else ("merged",):
+        assert run(lowering) == eager, lowering
+    for (tokens, _), (own, _) in zip(eager, with_cancels(CpuPlatform(), None, "eager"), strict=True):
+        assert tokens[: len(own)] == own[: len(tokens)]
 
 
 @pytest.mark.parametrize("name", ["fia-mla", pytest.param("fia-v2-mla", marks=pytest.mark.once)])
