@@ -7,6 +7,9 @@ from typing import Any
 from specgraph_plugin.host_engine_names import missing_members, other_parameters, parameters
 from specgraph_plugin.vllm.v2_names import v2_differences
 
+CONFIG_MODULE = "vllm_ascend.ascend_config"
+"""The module of `AscendConfig`, the part of `additional_config` that is vllm-ascend's."""
+
 RUNNER_MODULE = "vllm_ascend.worker.model_runner_v1"
 """The module of the V1 model runner. It imports `get_spec_decode_method`, which makes the proposer."""
 

@@ -16,7 +16,13 @@ from specgraph_plugin.vllm.refusals import refusals
 from specgraph_plugin.when_imported import when_imported
 
 from specgraph.errors import UnsupportedError
-from specgraph_vllm_ascend.names import RUNNER_MODULE, V2_RUNNER_MODULE, differences, v2_runner_differences
+from specgraph_vllm_ascend.names import (
+    CONFIG_MODULE,
+    RUNNER_MODULE,
+    V2_RUNNER_MODULE,
+    differences,
+    v2_runner_differences,
+)
 from specgraph_vllm_ascend.proposer import adopt
 from specgraph_vllm_ascend.speculator import adopt_speculator
 
@@ -31,8 +37,25 @@ NOT_SERVED_V2 = (*NOT_SERVED, "enforce_eager")
 def register() -> None:
     """Wrap what makes proposers and speculators when a model runner's module is imported. A second call changes
     nothing."""
+    when_imported(CONFIG_MODULE, let_key_pass)
     when_imported(RUNNER_MODULE, wrap)
     when_imported(V2_RUNNER_MODULE, wrap_v2)
+
+
+def let_key_pass(module: Any) -> None:
+    """Take the plugin's key out of the arguments of `AscendConfig`, which vllm-ascend 0.30 makes from
+    `additional_config` and which refuses unknown keys. vLLM's own configuration keeps the key."""
+    stock = module.AscendConfig.__init__
+    if hasattr(stock, "without_specgraph"):
+        return
+
+    @wraps(stock)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        options.pop(KEY, None)
+        stock(self, *args, **options)
+
+    __init__.without_specgraph = stock  # type: ignore[attr-defined]
+    module.AscendConfig.__init__ = __init__
 
 
 def wrap(module: Any) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from specgraph_plugin.vllm.v2_names import INPUT_BATCH, PROPOSE, SPECULATOR
-from specgraph_vllm_ascend.names import V2_INPUT_BATCH, V2_MAKE, V2_RUNNER_MODULE
+from specgraph_vllm_ascend.names import CONFIG_MODULE, V2_INPUT_BATCH, V2_MAKE, V2_RUNNER_MODULE
 
 WHEELS = Path(os.environ.get("SPECGRAPH_VLLM_ASCEND_WHEELS", "/nonexistent"))
 V2, GPU = "vllm_ascend/worker/v2", "vllm/v1/worker/gpu"
@@ -80,6 +80,15 @@ def test_the_runner_makes_its_speculator_by_a_name_of_its_module(folder) -> None
         if "init_speculator(" in file.read_text()
     ]
     assert [file for file in callers if "patch_spec_decode_310" not in file] == [path, f"{V2}/spec_decode/__init__.py"]
+
+
+def test_the_configuration_refuses_keys_that_it_does_not_have(folder) -> None:
+    """So `let_key_pass` takes the plugin's key out."""
+    path = CONFIG_MODULE.replace(".", "/") + ".py"
+    make = text(folder, path, ast.FunctionDef, "init_ascend_config")
+    assert "new_config = AscendConfig(" in make
+    assert "def __init__" not in text(folder, path, ast.ClassDef, "AscendConfig")
+    assert "ConfigDict(extra='forbid')" in text(folder, "vllm_ascend/config_utils.py", ast.FunctionDef, "config")
 
 
 def test_a_patch_binds_the_name_after_the_import(folder) -> None:

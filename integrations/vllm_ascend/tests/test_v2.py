@@ -92,6 +92,22 @@ def test_the_runner_makes_specgraphs_speculator_whichever_patch_binds_the_name_l
     assert type(module.NPUModelRunner(config(additional_config={}), CPU).speculator) is StockSpeculator
 
 
+def test_vllm_ascends_configuration_does_not_see_the_key() -> None:
+    """vllm-ascend 0.30 refuses unknown keys of `additional_config`, and 0.23 takes the whole configuration."""
+
+    class AscendConfig:
+        def __init__(self, vllm_config: str = "", *, refresh: bool = False) -> None:
+            self.seen = vllm_config, refresh
+
+    module = SimpleNamespace(AscendConfig=AscendConfig)
+    for _ in range(2):
+        plugin.let_key_pass(module)
+    assert module.AscendConfig(refresh=True, specgraph={}).seen == ("", True)
+    assert module.AscendConfig("whole").seen == ("whole", False)
+    with pytest.raises(TypeError, match="specgrahp"):
+        module.AscendConfig(specgrahp={})
+
+
 def test_newer_releases_pass_the_states_of_requests_too() -> None:
     """As vllm-ascend's main branch does."""
     seen = []
