@@ -153,7 +153,7 @@ def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> N
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"when_unsuported": "vllm"}, "argument 'when_unsuported'; it takes when_unsupported, capture_sizes"),
+        ({"when_unsuported": "vllm"}, "did you mean when_unsupported by 'when_unsuported'?"),
         ({"when_unsupported": "ignore"}, "one of 'refuse', 'vllm', got 'ignore'"),
         ({"log_every": -1}, r"\['specgraph'\]: log_every must be at least 0, got -1"),
         (True, "is True; it is a mapping"),
