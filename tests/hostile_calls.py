@@ -455,6 +455,6 @@ CALLS = [
         "program": w.drafter.program, "batch": w.drafter.dispatch(1).descriptor, "captured": True}),
     call("drafter.run", "none", valid=lambda w: {
         "ready": w.drafter.prepare(w.drafter.program, w.drafter.dispatch(1).descriptor)}),
-    call("drafter.inputs join", use=lambda w, inputs: inputs(1).join, valid=lambda w: {
+    call("drafter.inputs join", "integer", use=lambda w, inputs: inputs(1).join, valid=lambda w: {
         "row": 0, "token_id": torch.tensor(3), "aux_hidden": w.aux[0]}),
 ]  # fmt: skip
