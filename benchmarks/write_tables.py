@@ -142,6 +142,17 @@ def engine(report: dict[str, Any]) -> str:
     return markdown(["requests", *(c for n in names for c in (f"{n}, stock", f"{n}, specgraph", "ratio"))], rows)
 
 
+def cut_engine(report: dict[str, Any]) -> str:
+    """Return the table of a host engine's proposes and rounds with all tokens and with a draft vocabulary, in us."""
+    ways = list(dict.fromkeys(row["way"] for row in report["rows"]))
+    found = {(row["requests"], row["way"]): row for row in report["rows"]}
+    rows = [
+        [requests, *(f"{found[requests, way][key]:.0f}" for key in ("propose_device_us", "round_us") for way in ways)]
+        for requests in dict.fromkeys(row["requests"] for row in report["rows"])
+    ]
+    return markdown(["requests", *(f"{name}: {way}" for name in ("propose", "round") for way in ways)], rows)
+
+
 def gains(report: dict[str, Any]) -> str:
     """Return the README's table: the least and the largest gain over all measured sizes, and its cause."""
 
@@ -162,14 +173,14 @@ def gains(report: dict[str, Any]) -> str:
         return f"([result](benchmarks/results/{name}))"
 
     vllm, llama, cpu, smollm2 = (
-        "h200-vllm.json", "h200-eagle3-llama3-8b.json", "cpu-propose.json", "h200-smollm2.json",
+        "h200-vllm-0.33-eagle3.json", "h200-eagle3-llama3-8b.json", "cpu-propose.json", "h200-smollm2.json",
     )  # fmt: skip
     small, lone = (
         ratios(rows_of(smollm2), "tokens_per_s", way, "vllm") for way in ("specgraph merged", "specgraph alone")
     )
     rows = [
         line(
-            f"propose in vLLM against vLLM's own, EAGLE-3, 8B shapes, an H200 {link(vllm)}",
+            f"propose in vLLM 0.33 against vLLM's own, EAGLE-3, 8B shapes, an H200 {link(vllm)}",
             ratios(report["rows"], "propose_device_us", "stock", "specgraph"),
             "our kernels, a first step in the graph, no host between steps",
         ),
@@ -205,7 +216,8 @@ def gains(report: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, kernels, drafters, vocabularies, peer_rounds, engine, gains)
+    table.__name__: table
+    for table in (propose, rounds, kernels, drafters, vocabularies, peer_rounds, engine, cut_engine, gains)
 }
 
 
